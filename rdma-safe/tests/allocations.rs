@@ -9,6 +9,7 @@ mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use rdma_safe::endpoint::Armed;
 use rdma_safe::mr::Pages;
@@ -99,6 +100,10 @@ fn objects_use_at_most_the_documented_memory() {
     };
     let endpoint =
         |sends, receives| size(|| Endpoint::builder(&pd).send_depth(sends).recv_depth(receives).build().unwrap());
+    let with_keepalive = {
+        let builder = Endpoint::builder(&pd);
+        size(|| builder.clone().keepalive(Duration::from_secs(10)).build().unwrap()) - size(|| builder.build().unwrap())
+    };
     let pending = |sends| size(|| Endpoint::builder(&pd).send_depth(64).pending_sends(sends).build().unwrap());
     let mut parts = Vec::new();
     let part = {
@@ -114,7 +119,8 @@ fn objects_use_at_most_the_documented_memory() {
         ("classic QP: one more in a batch", qp(64, 2, true) - qp(64, 1, true), 144 + 48),
         ("extended CQ", size(|| pd.context().completion_queue(64).build().unwrap()), 168),
         ("classic CQ", size(|| pd.context().completion_queue(64).classic(true).build().unwrap()), 936),
-        ("endpoint", endpoint(1, 1) - 2 * 64, 1048),
+        ("endpoint", endpoint(1, 1) - 2 * 64, 1064),
+        ("endpoint: keepalive", with_keepalive, 224),
         ("endpoint: 64 more sends", endpoint(128, 64) - endpoint(64, 64), 64 * 64),
         ("endpoint: 64 more receives", endpoint(64, 128) - endpoint(64, 64), 64 * 64),
         ("endpoint: 128 more pending sends", pending(192) - pending(64), 128 * (64 + 88)),
@@ -204,6 +210,35 @@ fn endpoints_do_not_allocate() {
             let mut foreign = Some(foreign);
             assert_eq!(allocations(|| foreign = b.receive(foreign.take().unwrap()).unwrap_err().buffer), 0);
         }
+    });
+}
+
+#[test]
+fn keepalives_do_not_allocate() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let builder = || builder(&pd, interfaces).keepalive(Duration::from_millis(100));
+        let mut set = EndpointSet::builder(pd.context(), 32).classic_poll(!interfaces.extended_cq).build().unwrap();
+        let key = builder().build_in(&mut set).unwrap();
+        let mut ends = [(); 3].map(|()| builder().build().unwrap());
+        let [a, b, peer] = &mut ends;
+        connect(a, b);
+        let mut member = set.endpoint(key).unwrap();
+        member.connect(&peer.address()).unwrap();
+        peer.connect(&member.address()).unwrap();
+        // All four ends send probes.
+        let posts = || fake.calls(if interfaces.extended_qp { "wr_start" } else { "ibv_post_send" });
+        let start = Instant::now();
+        let counted = allocations(|| {
+            while posts() < 12 {
+                for end in &mut ends {
+                    assert!(end.poll().unwrap().is_none());
+                }
+                assert!(set.poll().unwrap().is_none());
+                assert!(start.elapsed() < support::DEADLINE);
+            }
+        });
+        assert_eq!(counted, 0);
     });
 }
 

@@ -11,7 +11,12 @@ fn address() -> QueuePairAddress {
 #[test]
 fn an_address_is_serialized_as_readable_text() {
     let text = serde_json::to_string(&address()).unwrap();
-    assert_eq!(text, r#"{"qp_num":17,"psn":11259375,"lid":0,"gid":"::ffff:10.9.9.1","mtu":4096,"rd_atomic":16}"#);
+    assert_eq!(
+        text,
+        r#"{"qp_num":17,"psn":11259375,"lid":0,"gid":"::ffff:10.9.9.1","mtu":4096,"rd_atomic":16,"remote_write":false}"#
+    );
+    let older = text.replace(r#","remote_write":false"#, "");
+    assert_eq!(serde_json::from_str::<QueuePairAddress>(&older).unwrap(), address());
     assert_eq!(serde_json::from_str::<QueuePairAddress>(&text).unwrap(), address());
 }
 

@@ -98,7 +98,8 @@ impl Connection {
                     done => return done,
                 }
             } else if self.endpoint.arm()? == Armed::Wait {
-                self.sleep(left)?;
+                let due = self.endpoint.keepalive_due();
+                self.sleep(due.map_or(left, |due| left.min(due.saturating_duration_since(Instant::now()))))?;
             }
         }
     }

@@ -67,7 +67,7 @@ impl Side {
         builder.build()
     }
 
-    /// Sets the builder's port and partition key. For datagrams, also returns the queue key.
+    /// Sets the builder's port and partition key, and the default keepalive. For datagrams, also returns the queue key.
     pub(super) fn configure<'a>(
         &self,
         step: Step,
@@ -75,7 +75,7 @@ impl Side {
     ) -> Result<(EndpointBuilder<'a>, Option<u32>)> {
         let found = self.attributes(step, QueuePairState::INIT)?;
         let port = found.port().unwrap_or_else(|| self.port());
-        Ok((builder.port(port).pkey_index(found.pkey_index().unwrap_or(0)), found.qkey()))
+        Ok((builder.port(port).pkey_index(found.pkey_index().unwrap_or(0)).by_address(), found.qkey()))
     }
 
     /// Connection parameters of the endpoint, with as many reads and atomics as its device and `limits` allow.

@@ -30,7 +30,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub(crate) unsafe fn start_poll(&mut self) -> Result<Option<OpenPoll>, PollError> {
         // SAFETY: the caller's contract; the returned value ends the poll.
-        Ok(unsafe { Started::begin(self.raw.cast()) }?.map(OpenPoll))
+        Ok(unsafe { Started::begin_owned(self.raw.cast()) }?.map(OpenPoll))
     }
 
     /// Takes the next completion, if there is one.

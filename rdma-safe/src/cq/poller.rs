@@ -117,6 +117,24 @@ impl Started {
         Ok(Some(Started(cq)))
     }
 
+    /// Like [`Started::begin`], for a caller that does more if the queue is empty.
+    ///
+    /// # Safety
+    /// That of [`Started::begin`].
+    #[inline(always)]
+    pub(super) unsafe fn begin_owned(cq: NonNull<ibv_cq_ex>) -> Result<Option<Self>, PollError> {
+        // SAFETY: the caller's contract.
+        let result = unsafe { Started::start(cq) };
+        if result == 0 {
+            return Ok(Some(Started(cq)));
+        }
+        if result == libc::ENOENT {
+            return Ok(None);
+        }
+        rare();
+        Err(PollError::from_provider(result))
+    }
+
     #[inline(always)]
     pub(super) fn raw(&self) -> NonNull<ibv_cq_ex> {
         self.0

@@ -83,6 +83,14 @@ bitflags! {
         /// rxe before kernel commit 503a5e4690ae (2025). Workaround:
         /// [`SharedReceiveQueue::resize`](crate::SharedReceiveQueue::resize) refuses sizes below the current one.
         const REFUSED_SRQ_SIZES_FREE_QUEUE = 1 << 10;
+
+        /// RDMA writes of zero bytes are dropped, or fail.
+        ///
+        /// Virtual NICs of clouds drop messages without data (deepseek-ai/3FS issue 320); erdma counts as one of them.
+        /// mthca fails such writes with `LOC_QP_OP_ERR` (openucx/ucx issue 5318). Neither was tested on hardware. Workaround:
+        /// [`EndpointBuilder::keepalive`](crate::EndpointBuilder::keepalive), which needs such writes, is refused. Other virtual
+        /// NICs have the identifiers of real ones and cannot be recognised.
+        const EMPTY_WRITES_FAIL = 1 << 11;
     }
 }
 
@@ -93,7 +101,29 @@ impl Quirks {
     /// Broadcom's PCI vendor id, which bnxt_re reports.
     const BROADCOM_VENDOR_ID: u32 = 0x14e4;
 
+    /// Alibaba's PCI vendor id, which erdma reports.
+    const ALIBABA_VENDOR_ID: u32 = 0x1ded;
+
+    /// The vendor id of Mellanox, from its GUIDs, and the PCI device ids of its InfiniHost adapters, which mthca drives.
+    const MELLANOX_VENDOR_ID: u32 = 0x02_c9;
+    const INFINIHOST_PART_IDS: [u32; 5] = [0x5a44, 0x5e8c, 0x6274, 0x6278, 0x6282];
+
     pub(crate) fn of(attributes: &DeviceAttributes, verbs: &Verbs) -> Self {
+        let mut quirks = Quirks::of_vendor(attributes, verbs);
+        quirks.set(Quirks::EMPTY_WRITES_FAIL, Quirks::driver_without_empty_writes(attributes).is_some());
+        quirks
+    }
+
+    /// The driver of a device with [`Quirks::EMPTY_WRITES_FAIL`].
+    pub(crate) fn driver_without_empty_writes(attributes: &DeviceAttributes) -> Option<&'static str> {
+        match (attributes.vendor_id(), attributes.vendor_part_id()) {
+            (Self::ALIBABA_VENDOR_ID, _) => Some("erdma"),
+            (Self::MELLANOX_VENDOR_ID, part) if Self::INFINIHOST_PART_IDS.contains(&part) => Some("mthca"),
+            _ => None,
+        }
+    }
+
+    fn of_vendor(attributes: &DeviceAttributes, verbs: &Verbs) -> Self {
         match attributes.vendor_id() {
             // These symbols were added in 59 and 64.
             Self::RXE_VENDOR_ID => Self::of_rxe(verbs.ibv_alloc_dmah.is_some(), verbs.ibv_alloc_buf.is_some()),
@@ -123,7 +153,7 @@ mod tests {
     #[test]
     fn each_release_of_rxe_gets_its_quirks() {
         let old = Quirks::of_rxe(false, false);
-        assert_eq!(old, Quirks::all() - Quirks::EXTENDED_SENDS_BROKEN);
+        assert_eq!(old, Quirks::all() - Quirks::EXTENDED_SENDS_BROKEN - Quirks::EMPTY_WRITES_FAIL);
         assert_eq!(Quirks::of_rxe(true, false), old - Quirks::ONE_COMPLETION_PER_POLL);
         let newest = Quirks::of_rxe(true, true);
         assert!(!newest.intersects(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY));

@@ -3,15 +3,17 @@
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::datagram::{DatagramEndpoint, DatagramSlots};
+use super::keepalive::{CM_DEFAULT, Countdown, Keepalive, KeepaliveError, LIMITS};
 use super::pending::Pending;
 use super::ring::{Kind, Ring};
 use super::{
     Endpoint, EndpointKey, EndpointSet, Gates, Live, Operation, Poster, RECEIVE, ReceivePool, Settings, SlowResults,
     UnsignaledRun,
 };
-use crate::device::TransportType;
+use crate::device::{Quirks, TransportType};
 use crate::qp::Local;
 use crate::{
     Access, CompletionQueue, Context, Error, InitOptions, ProtectionDomain, QueuePairType, Result, WcFields, srq,
@@ -58,6 +60,10 @@ pub struct EndpointBuilder<'a> {
     qp_type: QueuePairType,
     pool: Option<Arc<srq::Shared>>,
     receive_share: Option<u32>,
+    /// As set by the user.
+    keepalive: Option<Option<Duration>>,
+    /// Whether the connection is made by address.
+    by_address: bool,
     init: InitOptions,
     send_depth: u32,
     recv_depth: u32,
@@ -76,6 +82,8 @@ impl<'a> EndpointBuilder<'a> {
             qp_type: QueuePairType::RC,
             pool: None,
             receive_share: None,
+            keepalive: None,
+            by_address: false,
             init: InitOptions::default(),
             send_depth: 128,
             recv_depth: 128,
@@ -191,6 +199,67 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
+    /// Time within which a peer that is gone is reported, from 10 ms to 24 hours; `None` for no limit.
+    ///
+    /// By default it is 10 seconds for connections by address ([`cm`](crate::cm)), and `None` for connections by exchanged
+    /// addresses.
+    ///
+    /// A reliable connection does not notice that its peer is gone while no work is in flight, or only receives. With a
+    /// keepalive, the endpoint posts an RDMA write of zero bytes when nothing has completed for a while, at most every
+    /// 3/16 of `within`. The peer's device acknowledges it. The peer's program need not do anything, and gets no
+    /// completion. If there is no ACK, the connection ends: a completion with [`Operation::Keepalive`] and
+    /// [`Completion::connection_lost`](crate::Completion::connection_lost) is handed out, and work in flight completes as
+    /// flushed. The write occupies an additional entry of the send queue and of the completion queue, so
+    /// [`EndpointBuilder::send_depth`] and [`EndpointSet::builder`] need not count it.
+    ///
+    /// # When it works
+    ///
+    /// The keepalive works while the program polls or waits: [`Endpoint::poll`], [`Endpoint::wait`], [`Endpoint::arm`], and
+    /// those of [`EndpointSet`]. A pause of the program counts as no time. A program that sleeps until
+    /// [`Endpoint::channel`] is readable also has to wake at [`Endpoint::keepalive_due`].
+    ///
+    /// # Which peers are detected
+    ///
+    /// - A peer is gone if its device does not answer: its process, its kernel or its host has ended, its queue pair has
+    ///   failed, or the network is down. On a software RNIC in the peer's process, soft0, this includes a stopped process.
+    /// - A program that hangs is not detected, because its device still answers.
+    /// - While signaled sends, writes, reads or atomics are in flight, no keepalive is posted. Their ACK timeout detects the
+    ///   peer, and they fail with [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR) after
+    ///   [`ConnectOptions::retry_count`](crate::ConnectOptions::retry_count) + 1 timeouts. The endpoint lowers the timeout so
+    ///   that this takes at most `within`, even on devices that wait four times as long, as the specification allows. The
+    ///   same holds for a keepalive behind unsignaled sends.
+    /// - A peer that posts no receives is not gone, however long a send waits for it: RNR NAKs are signs of life. (SoftRoCE
+    ///   of kernel 6.1 does not distinguish the two:
+    ///   [`Quirks::MISSING_RECEIVES_TIME_OUT`](crate::device::Quirks::MISSING_RECEIVES_TIME_OUT).)
+    ///
+    /// A packet that is lost is retransmitted. A peer whose device does not answer for a third of `within` may be
+    /// reported, so choose the time longer than pauses of the network.
+    ///
+    /// # What it needs
+    ///
+    /// The peer's queue pair must permit RDMA writes (`IBV_ACCESS_REMOTE_WRITE`), or it refuses the write and the
+    /// connection ends. This right gives access to nothing without the key of memory with
+    /// [`Access::REMOTE_WRITE`] in the same domain.
+    ///
+    /// - An endpoint with a keepalive grants its peer this right, and so does every connection by address, even with
+    ///   `None`. Programs in C that use `rdma_create_qp(3)` do the same. If the peer connects by address and uses a queue
+    ///   pair without this right, set `None`.
+    /// - With exchanged addresses, [`QueuePairAddress::remote_write`](crate::QueuePairAddress::remote_write) says whether the
+    ///   peer has granted it. [`Endpoint::connect`] refuses an address that does not. Connect both ends within a third
+    ///   of `within`: a keepalive to a peer that is not connected yet fails like a send.
+    /// - The provider must transmit writes of zero bytes. [`EndpointBuilder::build`] refuses devices that are known not to
+    ///   ([`Quirks::EMPTY_WRITES_FAIL`](crate::device::Quirks::EMPTY_WRITES_FAIL)).
+    pub fn keepalive(mut self, within: impl Into<Option<Duration>>) -> Self {
+        self.keepalive = Some(within.into());
+        self
+    }
+
+    /// Prepares the endpoint for a connection by address, whose peer expects the right to write.
+    pub(crate) fn by_address(mut self) -> Self {
+        self.by_address = true;
+        self
+    }
+
     /// Maximum number of bytes that can be sent inline; 0 by default.
     ///
     /// On most devices this is faster for small messages, and limited to some hundred bytes.
@@ -215,7 +284,8 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Access that the peer has to [`ExposedRegion`](crate::ExposedRegion)s of this domain, from [`Access::REMOTE`].
     ///
-    /// None by default, so that reads and writes of the peer fail.
+    /// None by default, so that reads and writes of the peer fail. With [`EndpointBuilder::keepalive`], and on connections
+    /// by address, the peer always has [`Access::REMOTE_WRITE`].
     pub fn peer_access(mut self, access: Access) -> Self {
         self.init = self.init.peer_access(access);
         self
@@ -244,8 +314,8 @@ impl<'a> EndpointBuilder<'a> {
     /// Receives can then be posted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on iWARP, EFA and usNIC; [`Error::WrongType`]; the errors of [`QueuePair::init`],
-    /// [`CompletionQueueBuilder::build`] and [`QueuePairBuilder::build`].
+    /// [`Error::Unsupported`] on iWARP, EFA and usNIC; [`Error::WrongType`]; [`Error::Keepalive`]; the errors of
+    /// [`QueuePair::init`], [`CompletionQueueBuilder::build`] and [`QueuePairBuilder::build`].
     ///
     /// [`QueuePair::init`]: crate::QueuePair::init
     /// [`CompletionQueueBuilder::build`]: crate::cq::CompletionQueueBuilder::build
@@ -284,13 +354,17 @@ impl<'a> EndpointBuilder<'a> {
     /// users. [`EndpointBuilder::qp_type`] and [`EndpointBuilder::peer_access`] have no effect.
     ///
     /// # Errors
-    /// [`Error::WrongType`] with a receive pool or with pending sends, which are for connections; the errors of
+    /// [`Error::WrongType`] with a receive pool, pending sends or a keepalive, which are for connections; the errors of
     /// [`EndpointBuilder::build`], and of [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
     pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
         self.qp_type = QueuePairType::UD;
         if self.pool.is_some() {
             let advice = "a datagram endpoint posts its own receives; leave EndpointBuilder::receive_pool unset";
             return Err(Error::WrongType { operation: "EndpointBuilder::receive_pool", qp_type: self.qp_type, advice });
+        }
+        if let Some(Some(_)) = self.keepalive {
+            let advice = "datagrams have no connection; leave EndpointBuilder::keepalive unset";
+            return Err(Error::WrongType { operation: "EndpointBuilder::keepalive", qp_type: self.qp_type, advice });
         }
         if self.pending_sends != 0 {
             let advice = "datagram sends complete without an ACK; leave EndpointBuilder::pending_sends unset";
@@ -321,15 +395,51 @@ impl<'a> EndpointBuilder<'a> {
         (self.send_depth, if self.pool.is_some() { 0 } else { self.recv_depth })
     }
 
-    /// Number of entries of the endpoint's completion queue. All receives of a pool may complete to it.
-    fn completions(&self) -> u32 {
-        let (sends, receives) = self.depths();
-        let shared = self.pool.as_ref().map_or(0, |pool| pool.receives());
-        sends.saturating_add(receives).saturating_add(shared).max(1)
+    /// The time limit of the keepalive, checked.
+    pub(super) fn keepalive_limit(&self) -> Result<Option<Duration>> {
+        let default = if self.by_address { Some(CM_DEFAULT) } else { None };
+        if self.qp_type != QueuePairType::RC {
+            return match self.keepalive {
+                Some(Some(_)) => {
+                    let advice = "a peer acknowledges nothing; leave EndpointBuilder::keepalive unset";
+                    let operation = "EndpointBuilder::keepalive";
+                    Err(Error::WrongType { operation, qp_type: self.qp_type, advice })
+                }
+                _ => Ok(None),
+            };
+        }
+        let Some(within) = self.keepalive.unwrap_or(default) else { return Ok(None) };
+        if !(LIMITS[0]..=LIMITS[1]).contains(&within) {
+            return Err(KeepaliveError::OutOfRange { within }.into());
+        }
+        let context = self.pd.context();
+        match Quirks::driver_without_empty_writes(context.attributes()) {
+            None => Ok(Some(within)),
+            Some(driver) => {
+                let device = context.device_name().into();
+                Err(KeepaliveError::Unsupported { device, driver, within }.into())
+            }
+        }
     }
 
-    /// Resolves the local port and GID, and checks that the device is supported.
-    fn resolve(&self) -> Result<Local> {
+    /// Rights of the peer.
+    fn granted(&self, keepalive: Option<Duration>) -> InitOptions {
+        match self.qp_type == QueuePairType::RC && (self.by_address || keepalive.is_some()) {
+            true => self.init.grant(Access::REMOTE_WRITE),
+            false => self.init,
+        }
+    }
+
+    /// Number of entries of the endpoint's completion queue. All receives of a pool may complete to it.
+    fn completions(&self, keepalive: Option<Duration>) -> u32 {
+        let (sends, receives) = self.depths();
+        let shared = self.pool.as_ref().map_or(0, |pool| pool.receives());
+        let probe = u32::from(keepalive.is_some());
+        sends.saturating_add(receives).saturating_add(shared).saturating_add(probe).max(1)
+    }
+
+    /// Resolves the local port and GID and the keepalive, and checks that the device is supported.
+    fn resolve(&self) -> Result<(Local, Option<Duration>)> {
         let context = self.pd.context();
         match context.transport_type() {
             TransportType::IB => {}
@@ -338,42 +448,51 @@ impl<'a> EndpointBuilder<'a> {
             // EFA completes datagrams in any order.
             _ => return Err(context.unsupported("an Endpoint (its work need not complete in order)")),
         }
-        Local::resolve(context, &self.init)
+        let keepalive = self.keepalive_limit()?;
+        Ok((Local::resolve(context, &self.granted(keepalive))?, keepalive))
     }
 
     /// Creates an endpoint, for datagrams if there is a queue key.
     fn create(self, datagrams: Option<u32>) -> Result<Endpoint> {
         let context = self.pd.context();
         // Before anything is created, since this step fails most often.
-        let local = self.resolve()?;
+        let (local, keepalive) = self.resolve()?;
         let mut fields = FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
         fields.set(SENDER_FIELDS, datagrams.is_some());
-        let mut cq = context.completion_queue(self.completions()).fields(fields).classic(self.classic_poll);
+        let mut cq = context.completion_queue(self.completions(keepalive)).fields(fields).classic(self.classic_poll);
         if self.events {
             cq = cq.channel(&context.create_channel()?);
         }
         let cq = cq.build()?;
-        let poster = self.create_poster(&cq, local, datagrams)?;
+        let poster = self.create_poster(&cq, local, keepalive, datagrams)?;
         Ok(Endpoint { poster, cq })
     }
 
     /// Creates an endpoint of the set that `cq` belongs to.
     pub(super) fn create_for(self, cq: &CompletionQueue) -> Result<Poster> {
-        let local = self.resolve()?;
-        self.create_poster(cq, local, None)
+        let (local, keepalive) = self.resolve()?;
+        self.create_poster(cq, local, keepalive, None)
     }
 
-    fn create_poster(self, cq: &CompletionQueue, local: Local, datagrams: Option<u32>) -> Result<Poster> {
+    fn create_poster(
+        self,
+        cq: &CompletionQueue,
+        local: Local,
+        keepalive: Option<Duration>,
+        datagrams: Option<u32>,
+    ) -> Result<Poster> {
+        let init = self.granted(keepalive);
         let qp = self
             .pd
             .queue_pair(cq, cq)
             .qp_type(self.qp_type)
-            .send_depth(self.send_depth)
+            // With an entry for a probe of the keepalive.
+            .send_depth(self.send_depth.saturating_add(u32::from(keepalive.is_some())))
             .recv_depth(self.recv_depth)
             .inline_data(self.inline_data)
             // A batch may fill the ring.
-            .max_batch(self.send_depth)
+            .max_batch(self.send_depth.max(1))
             .max_recv_batch(if datagrams.is_some() { 1 } else { 0 })
             // Each datagram is preceded by its header.
             .recv_sges(if datagrams.is_some() { 2 } else { 1 })
@@ -389,8 +508,8 @@ impl<'a> EndpointBuilder<'a> {
             Some(_) => Some(Box::new(DatagramSlots::new(self.pd, self.send_depth, self.recv_depth)?)),
         };
         let address = match datagrams {
-            None => qp.init_as(local, &self.init)?,
-            Some(qkey) => qp.init_datagrams(qkey, &self.init)?,
+            None => qp.init_as(local, &init)?,
+            Some(qkey) => qp.init_datagrams(qkey, &init)?,
         };
         let settings = Settings {
             max_message: local.max_message,
@@ -403,12 +522,14 @@ impl<'a> EndpointBuilder<'a> {
         let (send_depth, recv_depth) = self.depths();
         let mut poster = Poster {
             gates: Gates::SHUT,
+            countdown: Countdown::OFF,
             live: Live {
                 qp: ManuallyDrop::new(qp),
                 sends: Ring::with_pending(send_depth, self.pending_sends, 0, Kind::signaled(Operation::Send)),
                 receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
                 pool: self.pool,
                 datagrams: slots,
+                keepalive: keepalive.map(Keepalive::new).map(Box::new),
                 destroyed: false,
             },
             pd: self.pd.clone(),

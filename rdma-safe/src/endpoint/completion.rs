@@ -46,6 +46,10 @@ pub enum Operation {
     /// The write consumed a posted receive, whose buffer is returned with length 0. [`Completion::byte_len`] is the
     /// number of bytes written. Their location is not reported: the immediate data or the protocol has to tell it.
     ReceiveWrite,
+    /// The keepalive of an idle connection has failed: the peer is gone. See [`Completion::connection_lost`].
+    ///
+    /// Only an endpoint with [`EndpointBuilder::keepalive`](crate::EndpointBuilder::keepalive) reports this, at most once.
+    Keepalive,
 }
 
 /// Completed work, with its buffer.
@@ -83,6 +87,18 @@ impl Extra {
     pub(super) const NONE: Extra = Extra { flags: WcFlags::empty(), number: 0 };
     /// Marks `number` as the share that was exceeded. Verbs define no such flag, and other failed work has no flags.
     const EXCEEDED: WcFlags = WcFlags::from_bits_retain(1 << 31);
+    /// Marks `number` as the time limit of a keepalive that has failed, in milliseconds.
+    const LOST: WcFlags = WcFlags::from_bits_retain(1 << 30);
+
+    /// A connection was lost after this number of milliseconds.
+    pub(super) const fn lost(millis: u32) -> Self {
+        Extra { flags: Extra::LOST, number: millis }
+    }
+
+    /// The number of [`Extra::lost`].
+    pub(super) fn lost_after(self) -> Option<u32> {
+        (self.flags == Extra::LOST).then_some(self.number)
+    }
 }
 
 impl Completion {
@@ -150,14 +166,15 @@ impl FailedWork {
 
 impl fmt::Display for FailedWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.exceeded_share() {
-            None => write!(f, "{:?}: {}", self.0.operation, self.error()),
-            Some(share) => write!(
+        let operation = self.0.operation;
+        match (self.0.exceeded_share(), self.0.connection_lost()) {
+            (_, Some(lost)) => write!(f, "{operation:?}: {lost}"),
+            (Some(share), _) => write!(
                 f,
-                "{:?}: the peer exceeded its share of {share} waiting messages: it has more requests unanswered than the \
-                 protocol allows, or EndpointBuilder::receive_share is too small",
-                self.0.operation
+                "{operation:?}: the peer exceeded its share of {share} waiting messages: it has more requests unanswered than the \
+                 protocol allows, or EndpointBuilder::receive_share is too small"
             ),
+            _ => write!(f, "{operation:?}: {}", self.error()),
         }
     }
 }
@@ -198,7 +215,10 @@ pub struct BatchError {
 impl From<FailedWork> for crate::Error {
     /// Drops the buffer.
     fn from(failed: FailedWork) -> Self {
-        failed.error().into()
+        match failed.0.connection_lost() {
+            Some(lost) => lost.into(),
+            None => failed.error().into(),
+        }
     }
 }
 

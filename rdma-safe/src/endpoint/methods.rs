@@ -1,5 +1,7 @@
 //! Connecting and posting. [`EndpointMut`](super::EndpointMut) has the same methods.
 
+use std::time::{Duration, Instant};
+
 use super::post::Transfer;
 use super::{Batch, Endpoint, FailedWork, Rejected, Work, WorkId};
 use crate::explain::Explanation;
@@ -144,6 +146,25 @@ impl<I: Interface> Endpoint<I> {
     #[inline]
     pub fn queue_pair(&self) -> &QueuePair {
         &self.poster.live.qp
+    }
+
+    /// Time within which the endpoint reports that its peer is gone: [`EndpointBuilder::keepalive`].
+    ///
+    /// [`EndpointBuilder::keepalive`]: crate::EndpointBuilder::keepalive
+    #[must_use]
+    #[inline]
+    pub fn keepalive(&self) -> Option<Duration> {
+        self.poster.live.keepalive.as_ref().map(|keepalive| keepalive.within())
+    }
+
+    /// Time by which to call [`poll`](Self::poll) and [`arm`](Self::arm) again, even if there is no event.
+    ///
+    /// For programs that sleep until [`channel`](Self::channel) is readable. [`wait`](Self::wait) does this itself. `None`
+    /// without a keepalive, before the connection, and after it has failed. It changes with each call of `arm`.
+    #[must_use]
+    #[inline]
+    pub fn keepalive_due(&self) -> Option<Instant> {
+        self.poster.keepalive_due()
     }
 
     /// Explains why work of this endpoint failed. Queries the queue pair and the port, with system calls.

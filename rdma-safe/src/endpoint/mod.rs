@@ -9,6 +9,7 @@ mod builder;
 mod completion;
 mod datagram;
 mod gates;
+mod keepalive;
 mod methods;
 mod pending;
 mod poll;
@@ -32,6 +33,7 @@ use crate::{
     QueuePairAddress, Result, srq,
 };
 use gates::Gates;
+use keepalive::{Countdown, Keepalive};
 use pending::Pending;
 use ring::Ring;
 
@@ -42,6 +44,7 @@ use completion::RECEIVE;
 
 pub use completion::{BatchError, Completion, FailedWork, Operation, Rejected, WorkId};
 pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, DatagramSender, Peer};
+pub use keepalive::{ConnectionLost, KeepaliveError};
 pub use pool::ReceivePool;
 pub(crate) use set::Provisional;
 pub use set::{EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
@@ -89,6 +92,8 @@ pub struct Endpoint<I: Interface = Any> {
 /// An endpoint without its completion queue.
 struct Poster<I: Interface = Any> {
     gates: Gates,
+    /// Polls without a completion until the keepalive reads the clock. Not used in a set.
+    countdown: Countdown,
     live: Live,
     pd: ProtectionDomain,
     settings: Settings,
@@ -112,6 +117,7 @@ struct Live {
     pool: Option<Arc<srq::Shared>>,
     /// Headers, senders and address handles of a datagram endpoint.
     datagrams: Option<Box<datagram::DatagramSlots>>,
+    keepalive: Option<Box<Keepalive>>,
     /// `qp` has been taken.
     destroyed: bool,
 }
@@ -247,22 +253,36 @@ impl<I: Interface> Drop for Endpoint<I> {
 
 impl Poster {
     fn with_interface<I: Interface>(self) -> Poster<I> {
-        let Poster { gates, live, pd, settings, address, run, slow, pending, poisoned, .. } = self;
-        Poster { gates, live, pd, settings, address, run, slow, pending, poisoned, interface: PhantomData }
+        let Poster { gates, countdown, live, pd, settings, address, run, slow, pending, poisoned, .. } = self;
+        Poster { gates, countdown, live, pd, settings, address, run, slow, pending, poisoned, interface: PhantomData }
     }
 }
 
 impl<I: Interface> Poster<I> {
     /// Modifies the queue pair in any other way than [`Poster::connect_with`].
     fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
-        let changed = self.live.qp.modify(attributes);
+        let limited = self.limit_ack_timeout(attributes);
+        let changed = self.live.qp.modify(&limited);
         self.open_gates();
+        if changed.is_ok() {
+            self.follow(attributes);
+        }
         changed
     }
 
     fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
-        let connected = self.live.qp.connect(remote, options);
+        if let Some(keepalive) = &mut self.live.keepalive {
+            if !remote.remote_write {
+                return Err(KeepaliveError::RefusedByPeer { qp_num: remote.qp_num }.into());
+            }
+            keepalive.set_peer(remote.qp_num);
+        }
+        let options = self.limit_retries(options);
+        let connected = self.live.qp.connect(remote, &options);
         self.open_gates();
+        if connected.is_ok() {
+            self.start_keepalive();
+        }
         connected
     }
 }

@@ -1,10 +1,11 @@
 //! Polling an endpoint.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::builder::FIELDS;
 use super::completion::Extra;
 use super::gates::Gates;
+use super::keepalive::{Keepalive, PROBE};
 use super::ring::{Done, Ring};
 use super::wait::{self, Waitable};
 use super::{Armed, Completion, Endpoint, Live, Operation, Poster, RECEIVE, SlowResults, WorkId};
@@ -14,7 +15,7 @@ use crate::address::Grh;
 use crate::cq::OpenPoll;
 use crate::interface::Interface;
 use crate::srq::Slab;
-use crate::{Buffer, CompletionQueue, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use crate::{Buffer, CompletionQueue, Error, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 /// How work ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +58,7 @@ impl<I: Interface> Endpoint<I> {
             // SAFETY: the queue is extended. It is polled only here and in `poll_queue`, and each of these polls is ended.
             // Only the queue pair of this endpoint completes to it, and that queue pair is not modified or destroyed
             // here.
-            let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(None) };
+            let Some(open) = (unsafe { self.cq.start_poll() })? else { return self.found_nothing() };
             let current = EndpointCompletion(open);
             return match take_fast(&mut self.poster.live.sends, &mut self.poster.live.receives, current, f) {
                 Ok(seen) => Ok(Some(seen)),
@@ -68,7 +69,7 @@ impl<I: Interface> Endpoint<I> {
             };
         }
         // SAFETY: the queue is a classic one.
-        let Some(row) = (unsafe { self.cq.next_row() })? else { return Ok(None) };
+        let Some(row) = (unsafe { self.cq.next_row() })? else { return self.found_nothing() };
         match take_fast(&mut self.poster.live.sends, &mut self.poster.live.receives, row, f) {
             Ok(seen) => Ok(Some(seen)),
             Err((row, f)) => {
@@ -77,6 +78,15 @@ impl<I: Interface> Endpoint<I> {
                 self.slow_poll_result(found, f)
             }
         }
+    }
+
+    /// Ends a poll that found nothing. Some of them check the peer, whose loss the next poll reports.
+    #[inline(always)]
+    fn found_nothing<R>(&mut self) -> Result<Option<R>, PollError> {
+        if self.poster.countdown.count() {
+            self.poster.check_peer_by_clock();
+        }
+        Ok(None)
     }
 
     /// Returns the result of a slow-path poll.
@@ -114,7 +124,14 @@ impl<I: Interface> Endpoint<I> {
             }
             match self.poll_queue() {
                 Ok(true) => {}
-                Ok(false) => return SlowPoll::Nothing,
+                Ok(false) => {
+                    if self.poster.countdown.count() {
+                        self.poster.check_peer_by_clock();
+                    }
+                    if !self.poster.has_completed() {
+                        return SlowPoll::Nothing;
+                    }
+                }
                 Err(error) => {
                     self.poster.slow.failure = error;
                     return SlowPoll::Failure;
@@ -205,11 +222,15 @@ impl<I: Interface> Endpoint<I> {
         }
         // Ends a forgotten batch, which may hold a lock that arming needs.
         self.poster.open_gates();
-        self.cq.arm(false)?;
-        // Completions from before arming raise no event.
-        if !self.poster.has_completed() {
-            self.poll_queue()?;
+        if self.poster.keepalive_due().is_some() {
+            // An endpoint that sleeps on its channel polls seldom, so the clock is read each time. A probe is posted before
+            // arming, so its completion raises an event.
+            while !self.poster.has_completed() && self.poll_queue()? {}
+            self.poster.check_peer_at(Instant::now());
         }
+        self.cq.arm(false)?;
+        // Completions from before arming raise no event. The user gets none for a probe.
+        while !self.poster.has_completed() && self.poll_queue()? {}
         self.poster.open_gates();
         Ok(Armed::with(self.poster.has_completed()))
     }
@@ -225,16 +246,33 @@ impl<I: Interface> Waitable for Endpoint<I> {
     fn queue(&mut self) -> &mut CompletionQueue {
         &mut self.cq
     }
+
+    fn check_peers(&mut self, now: Instant) -> Option<Instant> {
+        self.poster.check_peer_at(now);
+        if self.poster.has_completed() { Some(now) } else { self.poster.keepalive_due() }
+    }
+
+    fn ended(&self) -> Option<Error> {
+        let lost = self.poster.live.keepalive.as_ref()?.lost()?;
+        (self.sends_in_flight() + self.receives_in_flight() == 0).then(|| lost.into())
+    }
 }
 
 impl<I: Interface> Poster<I> {
     #[inline]
     pub(super) fn has_completed(&self) -> bool {
-        self.live.sends.has_completed() || self.live.receives.has_completed() || self.slow.completion.is_some()
+        let Live { sends, receives, keepalive, .. } = &self.live;
+        sends.has_completed()
+            || receives.has_completed()
+            || self.slow.completion.is_some()
+            || keepalive.as_ref().is_some_and(|keepalive| keepalive.has_report())
     }
 
     /// Hands out completed work.
     pub(super) fn pop(&mut self) -> Option<Completion> {
+        if let Some(report) = self.take_keepalive_report() {
+            return Some(report);
+        }
         if let Some(shared) = self.slow.completion.take() {
             return Some(shared);
         }
@@ -254,6 +292,7 @@ impl<I: Interface> Poster<I> {
     pub(super) fn mark_poisoned(&mut self) {
         self.poisoned = true;
         self.gates = Gates::SHUT;
+        self.live.end_keepalive();
     }
 }
 
@@ -355,7 +394,7 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
 #[cold]
 #[inline(never)]
 pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkCompletion<'_>) -> Result<(), PollError> {
-    let Live { sends, receives, pool, datagrams, .. } = live;
+    let Live { sends, receives, pool, datagrams, keepalive, .. } = live;
     let header = if datagrams.is_some() { Grh::LEN as u32 } else { 0 };
     let id = found.wr_id();
     let status = found.status();
@@ -365,6 +404,7 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
             let outcome = failed.unwrap_or_else(|| arrived(&mut buffer, &found, header));
             Completion::new(id, outcome.operation.unwrap_or(Operation::Receive), Some(buffer), outcome)
         });
+        Keepalive::count(keepalive);
         slow.completion.is_some()
     } else if id & RECEIVE != 0 {
         let known = receives.complete(id, |slot| match (failed, &mut slot.buffer) {
@@ -376,6 +416,10 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
             datagrams.record_sender(id, &found);
         }
         known
+    } else if id & PROBE != 0 {
+        let outcome = failed.unwrap_or(Outcome::DONE);
+        let known = keepalive.as_mut().is_some_and(|keepalive| keepalive.complete(id, outcome, sends));
+        return if known { Ok(()) } else { Err(PollError::NotInFlight { wr_id: id }) };
     } else {
         match failed {
             // Some providers do not flush unsignaled work individually, so it is unknown whether that work was done.
@@ -387,6 +431,10 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
             }
         }
     };
+    if let (Some(keepalive), true) = (keepalive, failed.is_some()) {
+        // The user learns from this completion that the connection is lost.
+        keepalive.end();
+    }
     if known { Ok(()) } else { Err(PollError::NotInFlight { wr_id: id }) }
 }
 

@@ -186,8 +186,7 @@ impl<I: Interface> Poster<I> {
     #[cold]
     #[inline(never)]
     pub(super) fn poison(&mut self) {
-        self.poisoned = true;
-        self.gates = Gates::SHUT;
+        self.mark_poisoned();
         self.live.qp.fail();
     }
 

@@ -319,6 +319,24 @@ impl<B> Ring<B> {
         true
     }
 
+    /// Completes all entries before `sequence`: with `outcome`, or as succeeded.
+    ///
+    /// Returns `false` unless these entries are posted, and those in flight are unsignaled.
+    pub(super) fn complete_before(&mut self, sequence: u64, outcome: Option<Outcome>) -> bool {
+        let first = self.done;
+        if sequence < first || sequence > self.posted() {
+            return false;
+        }
+        if (first..sequence).any(|earlier| self.slot(earlier).kind.signaled) {
+            return false;
+        }
+        if let Some(outcome) = outcome {
+            (first..sequence).for_each(|earlier| self.slot(earlier).set_outcome(outcome));
+        }
+        (self.done, self.done_slot) = (sequence, self.slot_ptr(sequence));
+        true
+    }
+
     /// Hands out the oldest entry if it has completed. Skips silent entries that succeeded.
     pub(super) fn pop(&mut self) -> Option<Done<B>> {
         while self.has_completed() {
@@ -359,6 +377,11 @@ impl<B> Ring<B> {
     /// Whether a signaled entry is in flight, so that a completion will arrive.
     pub(super) fn awaits_completion(&mut self) -> bool {
         (self.done..self.posted()).any(|sequence| self.slot(sequence).kind.signaled)
+    }
+
+    /// Whether a posted entry is in flight.
+    pub(super) fn has_posted(&self) -> bool {
+        self.done != self.posted()
     }
 
     /// Marks the first `count` pending entries as posted.

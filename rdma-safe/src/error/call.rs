@@ -96,6 +96,8 @@ impl Error {
             | Error::WrongState { .. }
             | Error::UnsupportedOperations { .. }
             | Error::Work(_)
+            | Error::ConnectionLost(_)
+            | Error::Keepalive(_)
             | Error::Timeout { .. }
             | Error::Unsupported { .. }
             | Error::Post(_)

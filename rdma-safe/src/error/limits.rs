@@ -226,6 +226,22 @@ fn advice_unless_limit(verb: Verb, errno: Errno) -> String {
     }
 }
 
+pub(super) fn endpoint_set(needed: &u64, capacity: &u32, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "the endpoints of the set may need {needed} completion queue entries, and the queue has {capacity}: build the set with \
+         {needed} entries (EndpointSet::builder), or reduce EndpointBuilder::send_depth and recv_depth"
+    )
+}
+
+pub(super) fn poll_in_progress(verb: &Verb, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "this thread is polling a completion queue of the object, whose lock {verb} needs on some devices: drop the Poll \
+         or Poller first"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use crate::error::Verb;

@@ -24,6 +24,9 @@ pub(super) const NO_DEVICE: &str = concat!(
      software RNIC: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`"
 );
 
+pub(super) const NO_CHANNEL: &str = "there is no completion channel for events: build the queue with \
+     CompletionQueueBuilder::channel, or the endpoint with EndpointBuilder::events";
+
 /// The message includes the library's error, so that error is not a `source`.
 impl From<&'static LoadError> for Error {
     fn from(error: &'static LoadError) -> Error {

@@ -322,20 +322,14 @@ pub enum Error {
 
     /// The thread that polls a completion queue cannot destroy or reset its queue pairs, or destroy its shared receive
     /// queues.
-    #[error(
-        "this thread is polling a completion queue of the object, whose lock {verb} needs on some devices: drop the Poll \
-         or Poller first"
-    )]
+    #[error(fmt = limits::poll_in_progress)]
     PollInProgress {
         /// The function that failed.
         verb: Verb,
     },
 
     /// A completion queue without a channel cannot report events.
-    #[error(
-        "there is no completion channel for events: build the queue with CompletionQueueBuilder::channel, or the endpoint \
-         with EndpointBuilder::events"
-    )]
+    #[error("{}", missing::NO_CHANNEL)]
     NoChannel,
 
     /// A queue pair has no address yet.
@@ -352,10 +346,7 @@ pub enum Error {
     },
 
     /// An endpoint does not fit in its set: the queue may be too small for all completions.
-    #[error(
-        "the endpoints of the set may need {needed} completion queue entries, and the queue has {capacity}: build the set with \
-         {needed} entries (EndpointSet::builder), or reduce EndpointBuilder::send_depth and recv_depth"
-    )]
+    #[error(fmt = limits::endpoint_set)]
     EndpointSetFull {
         /// Number of completions that the set must have room for, with this endpoint.
         needed: u64,
@@ -577,6 +568,14 @@ pub enum Error {
     /// Work failed.
     #[error(transparent)]
     Work(#[from] CompletionError),
+
+    /// The peer of an idle connection is gone.
+    #[error(transparent)]
+    ConnectionLost(#[from] crate::endpoint::ConnectionLost),
+
+    /// An endpoint cannot have the requested keepalive.
+    #[error(transparent)]
+    Keepalive(#[from] crate::endpoint::KeepaliveError),
 
     /// A deadline passed.
     #[error(fmt = missing::no_completion)]

@@ -235,7 +235,8 @@ impl QueuePair {
         let port = queried.as_ref().and_then(|attributes| attributes.port()).filter(|port| *port != 0);
         work.network = port.and_then(|port| self.context().network(port).ok().flatten());
         let mut explanation = error.explain_with(work);
-        let unanswered = matches!(error.status, WcStatus::RETRY_EXC_ERR | WcStatus::RNR_RETRY_EXC_ERR);
+        let unanswered =
+            matches!(error.status, WcStatus::RETRY_EXC_ERR | WcStatus::RNR_RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR);
         let (Some(attributes), true) = (queried, unanswered) else { return explanation };
         let facts = &mut explanation.facts;
         if let Some(number) = attributes.dest_qp_num() {
@@ -281,6 +282,7 @@ fn opcode(operation: Operation) -> WcOpcode {
         Operation::Atomic => WcOpcode::FETCH_ADD,
         Operation::Receive => WcOpcode::RECV,
         Operation::ReceiveWrite => WcOpcode::RECV_RDMA_WITH_IMM,
+        Operation::Keepalive => WcOpcode::RDMA_WRITE,
     }
 }
 

@@ -258,8 +258,11 @@ pub enum PostError {
         remote: u64,
     },
 
-    /// An earlier post or poll failed, and the endpoint accepts no more work.
-    #[error("an earlier post or poll failed and left the endpoint in error; drop it and create another")]
+    /// An earlier post or poll failed, or the peer is gone. The endpoint accepts no more work.
+    #[error(
+        "an earlier post or poll failed, or the keepalive found that the peer is gone, and the endpoint is in error; take the \
+         buffers back with Endpoint::close or EndpointSet::remove, and connect another"
+    )]
     EndpointFailed,
 
     /// The message exceeds the limit of the device.

@@ -24,15 +24,18 @@ pub struct QueuePairAddress {
     pub mtu: Mtu,
     /// Reads and atomics that this end serves at a time.
     pub rd_atomic: u8,
+    /// Whether the queue pair permits RDMA writes of its peer, which a keepalive of the peer needs.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub remote_write: bool,
 }
 
 impl QueuePairAddress {
     /// The address of a peer, from values that were exchanged in another format.
     ///
-    /// The LID is 0, as on RoCE, and the peer serves one read or atomic at a time.
+    /// The LID is 0, as on RoCE, the peer serves one read or atomic at a time, and does not permit RDMA writes.
     #[must_use]
     pub const fn new(qp_num: u32, psn: u32, gid: Gid, mtu: Mtu) -> Self {
-        QueuePairAddress { qp_num, psn, lid: 0, gid, mtu, rd_atomic: 1 }
+        QueuePairAddress { qp_num, psn, lid: 0, gid, mtu, rd_atomic: 1, remote_write: false }
     }
 
     /// Sets the LID of the port, which InfiniBand requires.
@@ -46,6 +49,16 @@ impl QueuePairAddress {
     #[must_use]
     pub const fn with_rd_atomic(mut self, rd_atomic: u8) -> Self {
         self.rd_atomic = rd_atomic;
+        self
+    }
+
+    /// States that the peer's queue pair permits RDMA writes (`IBV_ACCESS_REMOTE_WRITE` of ibv_modify_qp(3)).
+    ///
+    /// [`EndpointBuilder::keepalive`](crate::EndpointBuilder::keepalive) needs this right. If the statement is false, the
+    /// first keepalive ends the connection.
+    #[must_use]
+    pub const fn with_remote_write(mut self) -> Self {
+        self.remote_write = true;
         self
     }
 }
@@ -97,6 +110,12 @@ impl InitOptions {
 
     pub(crate) fn port_number(&self) -> u8 {
         self.port
+    }
+
+    /// Adds rights of the peer.
+    pub(crate) fn grant(mut self, access: Access) -> Self {
+        self.peer_access |= access;
+        self
     }
 
     /// First packet sequence number to send, 24 bits; random unless set.
@@ -175,8 +194,16 @@ impl ConnectOptions {
     }
 
     /// Acknowledgement timeout: 4.096 µs · 2^`exponent`; 14, that is 67 ms, unless set. 0 waits forever.
+    ///
+    /// An endpoint with a [keepalive](crate::EndpointBuilder::keepalive) lowers it if its retries would exceed the time limit.
     pub fn timeout(mut self, exponent: u8) -> Self {
         self.timeout = exponent;
+        self
+    }
+
+    /// Changes the exponent of the acknowledgement timeout, given the number of retries.
+    pub(crate) fn map_timeout(mut self, change: impl FnOnce(u8, u8) -> u8) -> Self {
+        self.timeout = change(self.timeout, self.retry_count);
         self
     }
 
@@ -261,6 +288,7 @@ impl Local {
             gid: gid.map_or(Gid::ZERO, |entry| entry.gid),
             mtu: port.active_mtu(),
             rd_atomic: rd_atomic(context.attributes().max_qp_rd_atom()),
+            remote_write: options.peer_access.contains(Access::REMOTE_WRITE),
         };
         Ok(Local {
             address,

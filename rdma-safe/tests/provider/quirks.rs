@@ -1,6 +1,10 @@
 //! Workarounds for faults of SoftRoCE in rdma-core 44, which the fake provider imitates.
 
-use rdma_safe::{CompletionQueue, WcStatus, Work};
+use std::time::Duration;
+
+use rdma_safe::device::Quirks;
+use rdma_safe::endpoint::KeepaliveError;
+use rdma_safe::{CompletionQueue, EndpointSet, Error, WcStatus, Work};
 use rdma_sys::{ibv_cq_ex, ibv_end_poll, ibv_next_poll, ibv_poll_cq_attr, ibv_start_poll};
 
 use crate::fake::{Config, Cqe, Fake, Mode};
@@ -123,4 +127,29 @@ fn a_send_before_the_connection_does_not_reach_a_provider_that_would_keep_it() {
     batch.add(Work::send_inline(b"late")).unwrap();
     batch.post().unwrap();
     assert_eq!(&done(&mut b).buffer.unwrap()[..], b"late");
+}
+
+#[test]
+fn devices_without_writes_of_zero_bytes_are_refused_by_name_with_a_keepalive() {
+    let within = Duration::from_secs(10);
+    for (vendor_id, vendor_part_id, driver) in [(0x1ded, 0x107f, "erdma"), (0x02c9, 0x6282, "mthca")] {
+        let fake = Fake::new(Config { vendor_id, vendor_part_id, ..Config::default() });
+        let pd = fake.pd();
+        assert!(pd.context().quirks().contains(Quirks::EMPTY_WRITES_FAIL));
+        let refused = builder(&pd, EXTENDED).keepalive(within);
+        let mut set = EndpointSet::builder(pd.context(), 32).build().unwrap();
+        for error in [refused.clone().build().unwrap_err(), refused.build_in(&mut set).unwrap_err()] {
+            let text = error.to_string();
+            let Error::Keepalive(KeepaliveError::Unsupported { device, driver: named, .. }) = error else {
+                panic!("{text}")
+            };
+            assert_eq!((device.as_str(), named), (pd.context().device_name(), driver));
+            assert!([&device, driver, "10s", "keepalive(None)"].iter().all(|part| text.contains(*part)), "{text}");
+        }
+        drop(builder(&pd, EXTENDED).keepalive(None).build().unwrap());
+    }
+    // Newer devices of the same vendor.
+    let fake = Fake::new(Config { vendor_part_id: 0x1017, ..Config::default() });
+    let endpoint = builder(&fake.pd(), EXTENDED).keepalive(within).build().unwrap();
+    assert_eq!(endpoint.keepalive(), Some(within));
 }

@@ -65,6 +65,13 @@ impl Peer {
         self.expect_killed();
     }
 
+    /// Stops the peer with SIGSTOP.
+    #[track_caller]
+    pub(crate) fn stop(&self) {
+        // SAFETY: it only sends a signal, to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+    }
+
     /// Waits for the end of the peer, whose test must pass.
     #[track_caller]
     pub(crate) fn expect_success(mut self) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{EndpointSet, Members, Room};
+use super::{EndpointSet, Members, Room, Schedule};
 use crate::endpoint::builder::FIELDS;
 use crate::{Context, Result, WcFields};
 
@@ -63,7 +63,8 @@ impl EndpointSetBuilder {
     pub fn build(self) -> Result<EndpointSet> {
         let mut fields = SET_FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
-        let cq = self.context.completion_queue(self.completions).fields(fields).vector(self.vector);
+        let room = Room::new(self.completions, self.context.attributes().max_cqe());
+        let cq = self.context.completion_queue(room.entries(self.completions)).fields(fields).vector(self.vector);
         let mut cq = cq.classic(self.classic_poll);
         if self.events {
             cq = cq.channel(&self.context.create_channel()?);
@@ -71,8 +72,9 @@ impl EndpointSetBuilder {
         let cq = cq.build()?;
         Ok(EndpointSet {
             members: Members::default(),
-            room: Room::default(),
+            room,
             lent: None,
+            schedule: Schedule::new(),
             fields: cq.fields(),
             timestamps: self.timestamps,
             records_all: self.timestamps,

@@ -1,6 +1,7 @@
 //! Endpoints that a set lends.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::super::post::Transfer;
 use super::super::{Batch, FailedWork, Poster, Rejected, Work, WorkId};
@@ -146,6 +147,13 @@ impl EndpointMut<'_> {
     #[inline]
     pub fn queue_pair(&self) -> &QueuePair {
         &self.poster.live.qp
+    }
+
+    /// Time within which the set reports that the peer is gone: [`Endpoint::keepalive`](crate::Endpoint::keepalive).
+    #[must_use]
+    #[inline]
+    pub fn keepalive(&self) -> Option<Duration> {
+        self.poster.live.keepalive.as_ref().map(|keepalive| keepalive.within())
     }
 
     /// Explains why work of this endpoint failed: [`Endpoint::explain`](crate::Endpoint::explain).

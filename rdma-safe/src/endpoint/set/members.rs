@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::EndpointKey;
 use super::backlog::{Backlog, Backlogs};
 use crate::endpoint::completion::{Completion, Operation};
+use crate::endpoint::keepalive::{Check, Keepalive};
 use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
 use crate::endpoint::{Live, Poster};
 use crate::qp::QpId;
@@ -202,7 +203,7 @@ impl Members {
             return Err(current);
         }
         let key = EndpointKey { index, id: *id };
-        let Live { sends, receives, pool, .. } = &mut poster.live;
+        let Live { sends, receives, pool, keepalive, .. } = &mut poster.live;
         let ticket = found.wr_id();
         let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(ticket)) else {
             return match take_fast(sends, receives, current, |completion| completion) {
@@ -217,6 +218,7 @@ impl Members {
         let byte_len = found.byte_len().unwrap_or(0);
         let Some(mut buffer) = slab.take(ticket) else { return Err(current) };
         drop(current);
+        Keepalive::count(keepalive);
         buffer.set_len_within(byte_len);
         let outcome = Outcome { byte_len: buffer.len() as u32, ..Outcome::DONE };
         Ok((key, Completion::new(ticket, Operation::Receive, Some(buffer), outcome)))
@@ -285,7 +287,33 @@ impl Members {
         let Some(index) = self.over_share.take() else { return };
         let slot = self.slots.get_mut(index as usize);
         if let Some(poster) = slot.and_then(|slot| slot.poster.as_deref_mut()) {
+            poster.live.end_keepalive();
             poster.live.qp.fail();
+        }
+    }
+
+    /// Whether the endpoint is in the set.
+    pub(super) fn contains(&self, key: EndpointKey) -> bool {
+        self.slots.get(key.index as usize).is_some_and(|slot| slot.id == key.id && slot.poster.is_some())
+    }
+
+    /// Checks the peer of an endpoint. `None` if the endpoint was removed.
+    pub(super) fn check_peer(&mut self, key: EndpointKey) -> Option<Check> {
+        self.find(key).map(Poster::check_peer)
+    }
+
+    /// Ends the connection of an endpoint, unless one of its completions was recorded since its last check.
+    ///
+    /// No poll of the completion queue may be open, because some providers take its lock here.
+    pub(super) fn lose_silent_peer(&mut self, key: EndpointKey) {
+        let Some(poster) = self.find(key) else { return };
+        if !poster.is_still_silent() {
+            return;
+        }
+        poster.lose_peer();
+        let Some(slot) = self.slots.get_mut(key.index as usize) else { return };
+        if !std::mem::replace(&mut slot.is_ready, true) {
+            self.ready.push_back(key.index);
         }
     }
 

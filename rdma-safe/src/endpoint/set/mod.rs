@@ -7,6 +7,7 @@ mod members;
 mod poll;
 mod provisional;
 mod room;
+mod schedule;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use members::Members;
 use provisional::Dropped;
 pub(crate) use provisional::Provisional;
 use room::Room;
+use schedule::Schedule;
 
 /// Any number of connections that share one completion queue: one poll, one event and one thread for all.
 ///
@@ -32,8 +34,7 @@ use room::Room;
 /// removes an endpoint and returns its buffers. A failure of a peer or of work affects only its own endpoint.
 ///
 /// A peer that disappears silently is detected when a send, write or read to it fails. Posted receives do not detect
-/// it. If an endpoint may be idle for long, watch the connection that was used to exchange addresses, or send
-/// periodically.
+/// it. [`EndpointBuilder::keepalive`] does, also if an endpoint is idle.
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
@@ -94,7 +95,8 @@ use room::Room;
 ///
 /// The queue cannot overrun: [`Error::EndpointSetFull`] refuses an endpoint that the queue may be too small for. Each
 /// endpoint needs entries for its [sends](EndpointBuilder::send_depth) and, without a pool, for its
-/// [receives](EndpointBuilder::recv_depth). Each pool in use needs entries for its depth, once.
+/// [receives](EndpointBuilder::recv_depth). Each pool in use needs entries for its depth, once. The set has additional
+/// entries for [keepalives](EndpointBuilder::keepalive), which need not be counted.
 ///
 /// # Order
 ///
@@ -106,6 +108,7 @@ pub struct EndpointSet {
     room: Room,
     /// The endpoint that was lent last, whose user may have forgotten a batch. `None` once that was checked.
     lent: Option<u32>,
+    schedule: Schedule,
     fields: WcFields,
     timestamps: bool,
     /// Whether completions are recorded at their endpoints before they are handed out, for timestamps or for turns.
@@ -154,9 +157,11 @@ impl EndpointSet {
     pub(super) fn insert(&mut self, builder: EndpointBuilder<'_>) -> Result<EndpointKey> {
         self.settle_provisional();
         self.cq.context().require_same(builder.context(), "protection domain")?;
-        let demand = self.room.check(&builder, self.cq.capacity())?;
+        let keepalive = builder.keepalive_limit()?;
+        let demand = self.room.check(&builder, keepalive.is_some(), self.cq.capacity())?;
         self.end_forgotten_batch();
         let poster = builder.timestamps(self.timestamps).create_for(&self.cq)?;
+        let checks = poster.live.keepalive.as_ref().map(|keepalive| (keepalive.within(), keepalive.interval()));
         if self.members.was_removed(poster.live.qp.number()) {
             // A destroyed queue pair had the same number. Its completions must not be mistaken for work of the new
             // endpoint.
@@ -168,6 +173,9 @@ impl EndpointSet {
         let key = self.members.insert(poster);
         self.members.reserve(self.room.shared());
         self.records_all |= self.members.takes_turns();
+        if let Some((within, interval)) = checks {
+            self.schedule.add(key, within, interval);
+        }
         Ok(key)
     }
 
@@ -215,6 +223,9 @@ impl EndpointSet {
     pub fn remove(&mut self, key: EndpointKey) -> Result<Vec<Buffer>> {
         self.end_forgotten_batch();
         let Some(mut poster) = self.members.begin_removal(key) else { return Err(Error::NoSuchEndpoint) };
+        if poster.live.keepalive.is_some() {
+            self.schedule.removed(|key| self.members.contains(key));
+        }
         if poster.live.pool.is_some() {
             // After this, receives complete only as flushed. Some providers discard completions along
             // with the queue pair, and buffers of a pool would be lost to the pool.
@@ -277,10 +288,10 @@ impl EndpointSet {
         self.members.keys().filter(|key| !self.was_dropped(*key))
     }
 
-    /// Number of entries of the completion queue; at least the requested number.
+    /// Number of entries of the completion queue without those for keepalives; at least the requested number.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.cq.capacity()
+        self.room.capacity(self.cq.capacity())
     }
 
     /// The name of the completion queue in [asynchronous events](crate::async_event::AsyncSource).

@@ -1,15 +1,19 @@
 //! Polling a set of endpoints.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::builder::SET_FIELDS;
 use super::{EndpointKey, EndpointSet};
 use crate::cq::OpenPoll;
 use crate::endpoint::Armed;
 use crate::endpoint::completion::Completion;
+use crate::endpoint::keepalive::Check;
 use crate::endpoint::poll::CurrentCompletion;
 use crate::endpoint::wait::{self, Waitable};
-use crate::{CompletionQueue, PollError, Result, WorkCompletion};
+use crate::{CompletionQueue, Error, PollError, Result, WorkCompletion};
+
+/// Most peers that are checked in one poll.
+const CHECKS: u32 = 32;
 
 impl EndpointSet {
     /// Takes one piece of completed work of any endpoint, if there is any. Never waits.
@@ -22,6 +26,9 @@ impl EndpointSet {
     pub fn poll(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
         self.settle_provisional();
         self.end_forgotten_batch();
+        if self.schedule.count() {
+            return self.poll_and_check_peers();
+        }
         if self.records_all || !self.members.is_idle() {
             return self.poll_slowly();
         }
@@ -43,6 +50,50 @@ impl EndpointSet {
                 self.poll_slowly()
             }
         }
+    }
+
+    /// Reads the clock, and checks some of the peers whose time it is.
+    #[cold]
+    #[inline(never)]
+    fn poll_and_check_peers(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        let now = Instant::now();
+        self.schedule.read(now);
+        self.check_due(now)?;
+        self.poll_slowly()
+    }
+
+    /// Checks peers whose time it is, at most [`CHECKS`].
+    fn check_due(&mut self, now: Instant) -> Result<(), PollError> {
+        let mut drained = false;
+        for _ in 0..CHECKS {
+            let Some(due) = self.schedule.take(now) else { return Ok(()) };
+            match self.members.check_peer(due.key) {
+                None => {
+                    self.schedule.forgotten();
+                    continue;
+                }
+                Some(Check::Silent) => {
+                    // The queue is never empty while other peers are busy. A completion of this one may be in it.
+                    if !std::mem::replace(&mut drained, true) {
+                        self.drain()?;
+                    }
+                    self.members.lose_silent_peer(due.key);
+                }
+                Some(Check::Pass | Check::Probe) => {}
+            }
+            self.schedule.repeat(due, now);
+        }
+        self.schedule.hurry();
+        Ok(())
+    }
+
+    /// Time by which to call [`poll`](Self::poll) and [`arm`](Self::arm) again, even if there is no event.
+    ///
+    /// For programs that sleep until [`channel`](Self::channel) is readable. [`wait`](Self::wait) does this itself. `None`
+    /// if no endpoint has a [keepalive](crate::EndpointBuilder::keepalive). It changes with each call of `arm`.
+    #[must_use]
+    pub fn keepalive_due(&self) -> Option<Instant> {
+        self.schedule.next()
     }
 
     #[cold]
@@ -152,6 +203,11 @@ impl EndpointSet {
         }
         self.settle_provisional();
         self.end_forgotten_batch();
+        if self.schedule.next().is_some() {
+            // A service that sleeps on its channel polls seldom, so the clock is read each time. Probes are posted before
+            // arming, so their completions raise events.
+            self.check_due(Instant::now())?;
+        }
         self.cq.arm(false)?;
         // Completions from before arming raise no event. Those of removed endpoints may be among them, and are not
         // handed out.
@@ -169,6 +225,16 @@ impl Waitable for EndpointSet {
 
     fn queue(&mut self) -> &mut CompletionQueue {
         &mut self.cq
+    }
+
+    fn check_peers(&mut self, now: Instant) -> Option<Instant> {
+        // After an error, the next poll meets it as well.
+        let is_idle = self.check_due(now).is_ok() && self.members.is_idle();
+        if is_idle { self.schedule.next() } else { Some(now) }
+    }
+
+    fn ended(&self) -> Option<Error> {
+        None
     }
 }
 

@@ -9,8 +9,11 @@ use crate::{Error, Result, srq};
 ///
 /// Each send and each receive has one completion at most, and keeps its slot in the ring or the pool until that
 /// completion is polled.
-#[derive(Default)]
 pub(super) struct Room {
+    /// Entries for probes of keepalives, in addition to the requested ones.
+    reserve: u32,
+    /// Endpoints with a keepalive. Each needs an entry for its probe.
+    probes: u64,
     occupied: u64,
     pools: Vec<PoolUse>,
 }
@@ -24,28 +27,54 @@ struct PoolUse {
 /// Entries that a new endpoint needs.
 pub(super) struct Demand {
     own: u64,
+    probe: bool,
     pool: Option<Arc<srq::Shared>>,
 }
 
+/// Most entries that are reserved for keepalives.
+const MAX_RESERVE: u32 = 1 << 16;
+
 impl Room {
+    /// Room in a queue of a device that supports `max` entries, of which `requested` are for the user.
+    ///
+    /// It is twice as large as requested. An endpoint needs at least one entry of its own, so the other half has an entry for
+    /// the probe of each endpoint.
+    pub(super) fn new(requested: u32, max: u32) -> Self {
+        let reserve = requested.min(MAX_RESERVE).min(max.saturating_sub(requested));
+        Room { reserve, probes: 0, occupied: 0, pools: Vec::new() }
+    }
+
+    /// Number of entries to create.
+    pub(super) fn entries(&self, requested: u32) -> u32 {
+        requested.saturating_add(self.reserve)
+    }
+
+    /// Number of entries for the user, of all entries of the queue.
+    pub(super) fn capacity(&self, entries: u32) -> u32 {
+        entries.saturating_sub(self.reserve)
+    }
+
     /// Computes the entries that a new endpoint needs.
     ///
     /// # Errors
-    /// [`Error::EndpointSetFull`] unless they fit in `capacity` along with those of the other endpoints.
-    pub(super) fn check(&self, builder: &EndpointBuilder<'_>, capacity: u32) -> Result<Demand> {
+    /// [`Error::EndpointSetFull`] unless they fit in a queue of `entries` along with those of the other endpoints.
+    pub(super) fn check(&self, builder: &EndpointBuilder<'_>, probe: bool, entries: u32) -> Result<Demand> {
+        let capacity = self.capacity(entries);
         let pool = builder.pool().cloned();
         let own = sum(builder.depths());
         let is_new = |pool: &&Arc<srq::Shared>| self.pool_index(pool).is_none();
-        let needed = self.occupied + own + pool.as_ref().filter(is_new).map_or(0, depth);
+        let probes = (self.probes + u64::from(probe)).saturating_sub(self.reserve.into());
+        let needed = self.occupied + own + pool.as_ref().filter(is_new).map_or(0, depth) + probes;
         if needed > u64::from(capacity) {
             return Err(Error::EndpointSetFull { needed, capacity });
         }
-        Ok(Demand { own, pool })
+        Ok(Demand { own, probe, pool })
     }
 
     pub(super) fn occupy(&mut self, demand: Demand) {
-        let Demand { own, pool } = demand;
+        let Demand { own, probe, pool } = demand;
         self.occupied += own;
+        self.probes += u64::from(probe);
         let Some(pool) = pool else { return };
         match self.pool_index(&pool) {
             Some(index) => self.pools[index].endpoints += 1,
@@ -59,6 +88,7 @@ impl Room {
     /// Frees the entries of a destroyed endpoint, all of whose completions have been polled.
     pub(super) fn vacate(&mut self, live: &Live) {
         self.occupied -= sum((live.sends.capacity(), live.receives.capacity()));
+        self.probes -= u64::from(live.keepalive.is_some());
         let Some(index) = live.pool.as_ref().and_then(|pool| self.pool_index(pool)) else { return };
         self.pools[index].endpoints -= 1;
         if self.pools[index].endpoints == 0 {

@@ -79,6 +79,7 @@ pub(crate) struct Config {
     /// Whether the device behaves like the rxe provider of rdma-core 44, including its bugs.
     pub(crate) rxe: bool,
     pub(crate) vendor_id: u32,
+    pub(crate) vendor_part_id: u32,
     pub(crate) transport: ibv_transport_type,
     pub(crate) guid: u64,
     pub(crate) max_inline: u32,
@@ -203,6 +204,7 @@ impl Default for Config {
             sweeps: false,
             rxe: false,
             vendor_id: 0x02c9,
+            vendor_part_id: 0,
             transport: IBV_TRANSPORT_IB,
             guid: 0x0200_00ff_fe00_0001,
             max_inline: 256,

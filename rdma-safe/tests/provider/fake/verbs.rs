@@ -214,6 +214,7 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
         node_guid: config.guid.to_be(),
         sys_image_guid: (config.guid + 1).to_be(),
         vendor_id: config.vendor_id,
+        vendor_part_id: config.vendor_part_id,
         max_mr_size: u64::MAX,
         max_qp: 1000,
         max_qp_wr: config.max_qp_wr as c_int,
