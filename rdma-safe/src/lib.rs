@@ -60,6 +60,7 @@
 //! | manage memory by address and key | [`QueuePair`], [`SendBatch`], [`RawMemoryRegion`] |
 //! | set more options of memory | [`ProtectionDomain::registration`], [`dmah`], [`mr::ProviderMemory`], [`mr::HugePages`] |
 //! | register memory of a GPU | [`ProtectionDomain::register_dmabuf`] |
+//! | learn that a peer is gone | [`EndpointBuilder::keepalive`], [`Completion::connection_lost`] |
 //! | close a connection | [`Endpoint::close`], [`EndpointSet::remove`], [`QueuePair::drain`] |
 //! | run without an RDMA device | `soft::install_by_default`, with the feature `soft` |
 //! | find the cause of a failure | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |

@@ -329,7 +329,7 @@ fn an_address_without_the_right_to_write_is_refused_before_connecting() {
 fn a_peer_that_refuses_the_keepalive_is_named_as_the_cause() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    let mut a = rdma.endpoint(&pd).keepalive(short(&rdma)).build().unwrap();
+    let mut a = rdma.endpoint(&pd).keepalive(limit(&rdma)).build().unwrap();
     let mut b = rdma.endpoint(&pd).build().unwrap();
     // The address promises a right that the queue pair does not have.
     a.connect(&b.address().with_remote_write()).unwrap();

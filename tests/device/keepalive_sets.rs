@@ -38,7 +38,7 @@ impl Service {
         let mut pool = ReceivePool::new(pd, DEPTH).unwrap();
         pool.receive(pd.allocate(8).unwrap()).unwrap();
         let shared = pool.shared_receive_queue().max_wr();
-        // The entries of the user's work, without those of the probes.
+        // Probes need no entries.
         let entries = match receives {
             Receives::Own => 2 * DEPTH * members as u32,
             Receives::Pool | Receives::Share => shared + DEPTH * members as u32,

@@ -34,6 +34,8 @@ mod cm_failures;
 #[cfg(not(miri))]
 mod cm_handshakes;
 #[cfg(not(miri))]
+mod cm_keepalive;
+#[cfg(not(miri))]
 mod cm_names;
 #[cfg(not(miri))]
 mod cm_pools;

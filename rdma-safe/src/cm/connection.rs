@@ -59,7 +59,8 @@ impl Connection {
     /// Whether the connection exists: neither end has ended it.
     ///
     /// If the peer has ended it, this confirms the disconnect and flushes the work in flight. The kernel disconnects
-    /// for a process that exits. If the peer's host fails, only failing work reports it.
+    /// for a process that exits. If the peer's host fails, failing work or the
+    /// [keepalive](crate::EndpointBuilder::keepalive) reports it.
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).

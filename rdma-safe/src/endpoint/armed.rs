@@ -30,6 +30,9 @@
 /// }
 /// # }
 /// ```
+/// With a keepalive ([`EndpointBuilder::keepalive`](crate::EndpointBuilder::keepalive)), sleep until
+/// [`Endpoint::keepalive_due`](crate::Endpoint::keepalive_due) at the longest.
+///
 /// Without a reactor, [`CompletionChannel::wait`](crate::CompletionChannel::wait) sleeps with a deadline. With tokio,
 /// make one `AsyncFd` of a clone of the channel; the last arm is then `Armed::Wait =>
 /// fd.readable().await?.clear_ready()`. Without `clear_ready` the loop spins silently.

@@ -205,12 +205,13 @@ impl<'a> EndpointBuilder<'a> {
     /// addresses.
     ///
     /// A reliable connection does not notice that its peer is gone while no work is in flight, or only receives. With a
-    /// keepalive, the endpoint posts an RDMA write of zero bytes when nothing has completed for a while, at most every
-    /// 3/16 of `within`. The peer's device acknowledges it. The peer's program need not do anything, and gets no
-    /// completion. If there is no ACK, the connection ends: a completion with [`Operation::Keepalive`] and
+    /// keepalive, the endpoint posts an RDMA write of zero bytes when nothing has completed for about a fifth of `within`.
+    /// The peer's device acknowledges it. The peer's program need not do anything, and gets no completion. If there is no
+    /// ACK, the connection ends: a completion with [`Operation::Keepalive`] and
     /// [`Completion::connection_lost`](crate::Completion::connection_lost) is handed out, and work in flight completes as
     /// flushed. The write occupies an additional entry of the send queue and of the completion queue, so
-    /// [`EndpointBuilder::send_depth`] and [`EndpointSet::builder`] need not count it.
+    /// [`EndpointBuilder::send_depth`] and [`EndpointSet::builder`] need not count it. The device must support one more send
+    /// than `send_depth`.
     ///
     /// # When it works
     ///
@@ -232,8 +233,9 @@ impl<'a> EndpointBuilder<'a> {
     ///   of kernel 6.1 does not distinguish the two:
     ///   [`Quirks::MISSING_RECEIVES_TIME_OUT`](crate::device::Quirks::MISSING_RECEIVES_TIME_OUT).)
     ///
-    /// A packet that is lost is retransmitted. A peer whose device does not answer for a third of `within` may be
-    /// reported, so choose the time longer than pauses of the network.
+    /// Packets that are lost are retransmitted. The connection survives an outage that is shorter than a third of `within`
+    /// and than these retries, which take at least an eighth of `within` or, if that is less, the time that
+    /// [`ConnectOptions`](crate::ConnectOptions) give them.
     ///
     /// # What it needs
     ///

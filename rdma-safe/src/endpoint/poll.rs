@@ -196,7 +196,8 @@ impl<I: Interface> Endpoint<I> {
     /// [`EndpointBuilder::events`](crate::EndpointBuilder::events).
     ///
     /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Poll`](crate::Error::Poll); [`Error::Channel`](crate::Error::Channel).
+    /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`]; [`Error::ConnectionLost`] when the keepalive has reported
+    /// the loss of the connection before and no work is in flight.
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
         // Poll before reading the clock, which costs as much as a poll.
@@ -213,8 +214,8 @@ impl<I: Interface> Endpoint<I> {
     /// wait for the channel or to poll again, and shows the loop.
     ///
     /// # Errors
-    /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointBuilder::events`](crate::EndpointBuilder::events);
-    /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
+    /// [`Error::NoChannel`] without [`EndpointBuilder::events`](crate::EndpointBuilder::events);
+    /// [`Error::Verb`]; [`Error::Poll`].
     #[inline]
     pub fn arm(&mut self) -> Result<Armed> {
         if let Some(channel) = self.cq.channel() {

@@ -162,7 +162,8 @@ impl<B> Ring<B> {
         self.limit - self.capacity
     }
 
-    fn posted(&self) -> u64 {
+    /// The sequence number of the next entry that is posted.
+    pub(super) fn posted(&self) -> u64 {
         self.tail - self.staged - self.pending
     }
 

@@ -56,6 +56,8 @@ const LONG: [Long; 2] = [
             "failing_posts::",
             "false_completions::",
             "imports::",
+            "keepalive_faults::",
+            "keepalive_sets::",
             "memory::",
             "memory_windows::",
             "multicast::",

@@ -21,9 +21,10 @@ pub struct ConnectionLost {
     ///
     /// | status | reason |
     /// |---|---|
-    /// | [`RESP_TIMEOUT_ERR`](WcStatus::RESP_TIMEOUT_ERR), [`RETRY_EXC_ERR`](WcStatus::RETRY_EXC_ERR) | the peer is gone: its device acknowledges nothing |
-    /// | [`REM_INV_REQ_ERR`](WcStatus::REM_INV_REQ_ERR), [`REM_ACCESS_ERR`](WcStatus::REM_ACCESS_ERR) | the peer's queue pair does not permit RDMA writes |
-    /// | [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR) | the device has moved the local queue pair to the error state |
+    /// | [`WcStatus::RESP_TIMEOUT_ERR`] | the peer is gone: its device has acknowledged nothing within the limit |
+    /// | [`WcStatus::RETRY_EXC_ERR`] | the same, after all retries of the local device |
+    /// | [`WcStatus::REM_INV_REQ_ERR`], [`WcStatus::REM_ACCESS_ERR`] | the peer's queue pair does not permit RDMA writes |
+    /// | [`WcStatus::WR_FLUSH_ERR`] | the device has moved the local queue pair to the error state |
     pub status: WcStatus,
 }
 
@@ -36,9 +37,9 @@ impl fmt::Display for ConnectionLost {
         match *status {
             WcStatus::RESP_TIMEOUT_ERR | WcStatus::RETRY_EXC_ERR => write!(
                 f,
-                "the peer is gone: its queue pair {qp_num:#08x} has acknowledged nothing within {within:?} ({status}); {ADVICE}. If \
-                 the peer is alive, its queue pair has failed, or the network drops writes of zero bytes, as virtual NICs of some \
-                 clouds do: then turn EndpointBuilder::keepalive off"
+                "the peer is gone: its queue pair {qp_num:#08x} has acknowledged nothing within {within:?} ({status}); \
+                 {ADVICE}. If the peer is alive, its queue pair has failed, or the network drops writes of zero bytes, as \
+                 virtual NICs of some clouds do: then turn EndpointBuilder::keepalive off"
             ),
             WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR => write!(
                 f,
@@ -48,8 +49,8 @@ impl fmt::Display for ConnectionLost {
             ),
             _ => write!(
                 f,
-                "the connection to the peer's queue pair {qp_num:#08x} is lost ({status}): the device's asynchronous events and the \
-                 kernel's log may have the reason; {ADVICE}"
+                "the connection to the peer's queue pair {qp_num:#08x} is lost ({status}): the device's asynchronous events \
+                 and the kernel's log may have the reason; {ADVICE}"
             ),
         }
     }
@@ -70,8 +71,8 @@ pub enum KeepaliveError {
 
     /// The provider of the device drops or rejects writes of zero bytes.
     #[error(
-        "{device} cannot tell within {within:?} that a peer is gone, because {driver} drops or rejects RDMA writes of zero bytes: \
-         build the endpoint with EndpointBuilder::keepalive(None), and let the peers send messages regularly"
+        "{device} cannot tell within {within:?} that a peer is gone, because {driver} drops or rejects RDMA writes of zero \
+         bytes: build the endpoint with EndpointBuilder::keepalive(None), and let the peers send messages regularly"
     )]
     Unsupported {
         /// Name of the device.
@@ -85,8 +86,8 @@ pub enum KeepaliveError {
     /// The peer's queue pair does not permit RDMA writes, so it would refuse the keepalive and fail the connection.
     #[error(
         "the peer's queue pair {qp_num:#08x} does not permit the RDMA writes of a keepalive: build it with \
-         EndpointBuilder::keepalive or peer_access(Access::REMOTE_WRITE), or build this endpoint without a keepalive. If the address \
-         comes from a program in another format, and its queue pair has IBV_ACCESS_REMOTE_WRITE, add \
+         EndpointBuilder::keepalive or peer_access(Access::REMOTE_WRITE), or build this endpoint without a keepalive. If the \
+         address comes in another format from a program whose queue pair has IBV_ACCESS_REMOTE_WRITE, add \
          QueuePairAddress::with_remote_write"
     )]
     RefusedByPeer {

@@ -1,7 +1,7 @@
 //! Detects that the peer of an idle connection is gone.
 //!
-//! The endpoint is checked at intervals of about a fifth of the time limit. A check compares the number of completions
-//! with that of the check before:
+//! The endpoint is checked at intervals of about a fifth of the time limit. Each check looks for completions since the
+//! check before:
 //!
 //! | completions since the last check | in flight | action |
 //! |---|---|---|
@@ -77,7 +77,7 @@ pub(super) struct Keepalive {
 #[derive(Clone, Copy)]
 struct Probe {
     wr_id: u64,
-    /// Sequence number of the next send at the time of posting.
+    /// Sequence number of the first send that is posted after it.
     next: u64,
     /// Whether no other send was in flight.
     is_alone: bool,
@@ -171,7 +171,7 @@ impl Keepalive {
             return Check::Pass;
         }
         let heard = std::mem::replace(&mut self.seen, count) != count;
-        // A completion of a later send without that of the probe. The provider has lost it.
+        // A later send has completed, so the provider has lost the completion of the probe.
         self.probe = self.probe.filter(|probe| sends.oldest() <= probe.next);
         match &mut self.probe {
             Some(probe) => {
@@ -312,8 +312,8 @@ impl<I: Interface> Poster<I> {
         self.abort_batch();
         let Some(keepalive) = &mut self.live.keepalive else { return };
         let wr_id = PROBE | (keepalive.probes + 1);
-        let probe =
-            Probe { wr_id, next: self.live.sends.next_sequence(), is_alone: !self.live.sends.has_posted(), waits: 0 };
+        let sends = &self.live.sends;
+        let probe = Probe { wr_id, next: sends.posted(), is_alone: !sends.has_posted(), waits: 0 };
         let (queue, _) = self.live.qp.send_and_shared();
         let posted = queue.batch().and_then(|mut batch| {
             let (wr, nothing) = (WorkRequest::new(wr_id).signaled(), &[][..] as &[Sge]);

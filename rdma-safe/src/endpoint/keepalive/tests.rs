@@ -17,7 +17,7 @@ impl Rig {
     fn new() -> Self {
         let mut keepalive = Keepalive::new(CM_DEFAULT);
         keepalive.start(Instant::now());
-        Rig { keepalive, sends: Ring::new(4, 0, SIGNALED), completions: 0 }
+        Rig { keepalive, sends: Ring::with_pending(4, 4, 0, SIGNALED), completions: 0 }
     }
 
     /// Checks as an endpoint does.
@@ -25,7 +25,7 @@ impl Rig {
         let count = self.completions + self.sends.oldest() + self.keepalive.others;
         let check = self.keepalive.check(count, &mut self.sends);
         if check == Check::Probe {
-            let next = self.sends.next_sequence();
+            let next = self.sends.posted();
             let is_alone = !self.sends.has_posted();
             self.keepalive.probes += 1;
             let wr_id = PROBE | self.keepalive.probes;
@@ -106,11 +106,26 @@ fn a_probe_behind_unsignaled_work_proves_nothing_and_releases_it() {
 }
 
 #[test]
+fn pending_sends_are_posted_after_the_probe_and_not_released_by_it() {
+    let mut rig = Rig::new();
+    (0..4).for_each(|_| rig.sends.push(None, SIGNALED));
+    rig.sends.add_pending(None, SIGNALED);
+    (1..=4).for_each(|sequence| assert!(rig.sends.complete(sequence, |_| Outcome::DONE)));
+    // In a set, completed sends that are not handed out yet keep the queue full.
+    assert_eq!(rig.checks(), [Check::Pass, Check::Probe]);
+    assert!(rig.sends.pop().is_some());
+    assert_eq!(rig.sends.postable(), (1, 5));
+    rig.sends.mark_posted(1);
+    assert!(rig.complete(WcStatus::SUCCESS));
+    assert_eq!((rig.sends.in_flight(), rig.sends.oldest()), (1, 5));
+}
+
+#[test]
 fn a_probe_that_overtook_signaled_work_is_refused() {
     let mut rig = Rig::new();
     rig.check();
     assert_eq!(rig.check(), Check::Probe);
-    // A provider that completes the probe twice, or that of another queue pair.
+    // The provider completes the wrong probe.
     rig.keepalive.probe = rig.keepalive.probe.map(|probe| Probe { next: 2, ..probe });
     rig.sends.push(None, SIGNALED);
     assert!(!rig.complete(WcStatus::SUCCESS));

@@ -151,7 +151,7 @@ impl EndpointSet {
     /// [`EndpointSetBuilder::events`](crate::endpoint::EndpointSetBuilder::events).
     ///
     /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Poll`](crate::Error::Poll); [`Error::Channel`](crate::Error::Channel).
+    /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`].
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<(EndpointKey, Completion)> {
         match self.poll() {
@@ -194,9 +194,9 @@ impl EndpointSet {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoChannel`](crate::Error::NoChannel) without
+    /// [`Error::NoChannel`] without
     /// [`EndpointSetBuilder::events`](crate::endpoint::EndpointSetBuilder::events);
-    /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
+    /// [`Error::Verb`]; [`Error::Poll`].
     pub fn arm(&mut self) -> Result<Armed> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}

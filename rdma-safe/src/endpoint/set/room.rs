@@ -37,8 +37,8 @@ const MAX_RESERVE: u32 = 1 << 16;
 impl Room {
     /// Room in a queue of a device that supports `max` entries, of which `requested` are for the user.
     ///
-    /// It is twice as large as requested. An endpoint needs at least one entry of its own, so the other half has an entry for
-    /// the probe of each endpoint.
+    /// The queue is twice as large as requested. Each endpoint needs at least one of the requested entries, so the other half has
+    /// an entry for each probe.
     pub(super) fn new(requested: u32, max: u32) -> Self {
         let reserve = requested.min(MAX_RESERVE).min(max.saturating_sub(requested));
         Room { reserve, probes: 0, occupied: 0, pools: Vec::new() }
