@@ -10,7 +10,7 @@ use crate::cm::address;
 use crate::cm_connections::{connected, listener};
 use crate::keepalive::{limit, short};
 use crate::support::program::{Program, free_port};
-use crate::support::{DEADLINE, device_with_cm, error_of, within_deadline};
+use crate::support::{DEADLINE, device, error_of, within_deadline};
 
 /// Connects two ends whose endpoints have these keepalives.
 fn with_keepalives(listener: &mut Listener, ends: [Option<Duration>; 2]) -> (Connection, Connection) {
@@ -31,7 +31,7 @@ fn with_keepalives(listener: &mut Listener, ends: [Option<Duration>; 2]) -> (Con
 
 #[test]
 fn connections_by_address_have_a_keepalive_of_ten_seconds() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, _) = listener(address);
     let (a, b) = connected(&Connector::new(), &mut listener);
@@ -49,7 +49,7 @@ fn connections_by_address_have_a_keepalive_of_ten_seconds() {
 
 #[test]
 fn an_end_without_a_keepalive_answers_that_of_its_peer() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, _) = listener(address);
     let within = limit(&rdma);
@@ -63,7 +63,7 @@ fn an_end_without_a_keepalive_answers_that_of_its_peer() {
 
 #[test]
 fn a_connection_whose_peer_vanishes_without_a_disconnect_is_reported() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, _) = listener(address);
     let (mut a, b) = with_keepalives(&mut listener, [Some(short(&rdma)), None]);
@@ -79,7 +79,7 @@ fn a_connection_whose_peer_vanishes_without_a_disconnect_is_reported() {
 
 #[test]
 fn an_endpoint_of_a_set_has_the_keepalive_of_connections_by_address() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let (client, mut set, member) = thread::scope(|scope| {
@@ -102,7 +102,7 @@ fn an_endpoint_of_a_set_has_the_keepalive_of_connections_by_address() {
 
 #[test]
 fn a_program_in_c_answers_keepalives() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some(program)) = (address(&rdma), Program::of_rdma_core("rping", "rdmacm-utils")) else {
         return;
     };

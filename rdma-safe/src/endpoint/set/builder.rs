@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::room::with_probes;
 use super::{EndpointSet, Members, Room, Schedule};
 use crate::endpoint::builder::FIELDS;
 use crate::{Context, Result, WcFields};
@@ -63,8 +64,8 @@ impl EndpointSetBuilder {
     pub fn build(self) -> Result<EndpointSet> {
         let mut fields = SET_FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
-        let room = Room::new(self.completions, self.context.attributes().max_cqe());
-        let cq = self.context.completion_queue(room.entries(self.completions)).fields(fields).vector(self.vector);
+        let entries = with_probes(self.completions, self.context.attributes().max_cqe());
+        let cq = self.context.completion_queue(entries).fields(fields).vector(self.vector);
         let mut cq = cq.classic(self.classic_poll);
         if self.events {
             cq = cq.channel(&self.context.create_channel()?);
@@ -72,7 +73,7 @@ impl EndpointSetBuilder {
         let cq = cq.build()?;
         Ok(EndpointSet {
             members: Members::default(),
-            room,
+            room: Room::new(self.completions, cq.capacity()),
             lent: None,
             schedule: Schedule::new(),
             fields: cq.fields(),

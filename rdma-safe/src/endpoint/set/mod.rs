@@ -158,7 +158,7 @@ impl EndpointSet {
         self.settle_provisional();
         self.cq.context().require_same(builder.context(), "protection domain")?;
         let keepalive = builder.keepalive_limit()?;
-        let demand = self.room.check(&builder, keepalive.is_some(), self.cq.capacity())?;
+        let demand = self.room.check(&builder, keepalive.is_some())?;
         self.end_forgotten_batch();
         let poster = builder.timestamps(self.timestamps).create_for(&self.cq)?;
         let checks = poster.live.keepalive.as_ref().map(|keepalive| (keepalive.within(), keepalive.interval()));
@@ -288,10 +288,10 @@ impl EndpointSet {
         self.members.keys().filter(|key| !self.was_dropped(*key))
     }
 
-    /// Number of entries of the completion queue without those for keepalives; at least the requested number.
+    /// Number of completions that endpoints may have, as requested. The queue has more entries, for keepalives.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.room.capacity(self.cq.capacity())
+        self.room.capacity()
     }
 
     /// The name of the completion queue in [asynchronous events](crate::async_event::AsyncSource).

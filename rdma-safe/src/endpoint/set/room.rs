@@ -10,7 +10,9 @@ use crate::{Error, Result, srq};
 /// Each send and each receive has one completion at most, and keeps its slot in the ring or the pool until that
 /// completion is polled.
 pub(super) struct Room {
-    /// Entries for probes of keepalives, in addition to the requested ones.
+    /// Entries for work.
+    capacity: u32,
+    /// Further entries, for probes of keepalives.
     reserve: u32,
     /// Endpoints with a keepalive. Each needs an entry for its probe.
     probes: u64,
@@ -34,32 +36,31 @@ pub(super) struct Demand {
 /// Most entries that are reserved for keepalives.
 const MAX_RESERVE: u32 = 1 << 16;
 
+/// Number of entries to request for the work of endpoints and for probes, from a device that supports `max`.
+///
+/// The queue is twice as large as `capacity`. Each endpoint needs at least one of the entries for work, so the other half has an
+/// entry for each probe.
+pub(super) fn with_probes(capacity: u32, max: u32) -> u32 {
+    capacity + capacity.min(MAX_RESERVE).min(max.saturating_sub(capacity))
+}
+
 impl Room {
-    /// Room in a queue of a device that supports `max` entries, of which `requested` are for the user.
-    ///
-    /// The queue is twice as large as requested. Each endpoint needs at least one of the requested entries, so the other half has
-    /// an entry for each probe.
-    pub(super) fn new(requested: u32, max: u32) -> Self {
-        let reserve = requested.min(MAX_RESERVE).min(max.saturating_sub(requested));
-        Room { reserve, probes: 0, occupied: 0, pools: Vec::new() }
+    /// Room for `capacity` completions of work in a queue of `entries`. The other entries are for probes.
+    pub(super) fn new(capacity: u32, entries: u32) -> Self {
+        Room { capacity, reserve: entries.saturating_sub(capacity), probes: 0, occupied: 0, pools: Vec::new() }
     }
 
-    /// Number of entries to create.
-    pub(super) fn entries(&self, requested: u32) -> u32 {
-        requested.saturating_add(self.reserve)
-    }
-
-    /// Number of entries for the user, of all entries of the queue.
-    pub(super) fn capacity(&self, entries: u32) -> u32 {
-        entries.saturating_sub(self.reserve)
+    /// Number of entries for work.
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
     }
 
     /// Computes the entries that a new endpoint needs.
     ///
     /// # Errors
-    /// [`Error::EndpointSetFull`] unless they fit in a queue of `entries` along with those of the other endpoints.
-    pub(super) fn check(&self, builder: &EndpointBuilder<'_>, probe: bool, entries: u32) -> Result<Demand> {
-        let capacity = self.capacity(entries);
+    /// [`Error::EndpointSetFull`] unless they fit in along with those of the other endpoints.
+    pub(super) fn check(&self, builder: &EndpointBuilder<'_>, probe: bool) -> Result<Demand> {
+        let capacity = self.capacity;
         let pool = builder.pool().cloned();
         let own = sum(builder.depths());
         let is_new = |pool: &&Arc<srq::Shared>| self.pool_index(pool).is_none();

@@ -7,8 +7,8 @@ use rdma_sys::*;
 use super::attributes::{address_vector, may_join};
 use super::event::{CmEvent, Datagram, Parameters};
 use crate::device::state::MULTICAST_QP;
-use crate::net;
 use crate::device::{Core, gid};
+use crate::net;
 
 /// Membership of an id in a multicast group.
 pub(crate) struct Membership {
