@@ -198,6 +198,7 @@ fn empty_reply() -> SidrRep {
         qkey: 0,
         info: AdditionalInfo::NONE,
         vendor_id: 0,
+        ece_options: 0,
         private_data: [0; 136],
     }
 }

@@ -44,6 +44,7 @@ fn rping() -> [Message; 5] {
     let req = Req {
         local_id: active,
         vendor_id: 0,
+        ece_options: 0,
         service: service_id(PS_TCP, 7174),
         guid: 0x5054_00ff_fe09_0902,
         qkey: 0,
@@ -94,6 +95,7 @@ fn rping() -> [Message; 5] {
         srq: false,
         guid: 0x5054_00ff_fe09_0901,
         vendor_id: 0,
+        ece_options: 0,
         private_data: [0; 196],
     };
     [

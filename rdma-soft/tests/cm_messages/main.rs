@@ -9,8 +9,8 @@ use std::mem;
 use layout::{Kind, LEN, for_each_kind};
 use proptest::prelude::*;
 use rdma_soft::wire::cm::{
-    AdditionalInfo, Apr, Drep, Dreq, Lap, MAD_LEN, Mad, MadError, Mra, Path, Rej, RejectReason, Rep, Req, Rtu, SidrRep,
-    SidrReq, SidrStatus,
+    AdditionalInfo, Apr, Drep, Dreq, Lap, MAD_LEN, Mad, MadError, Message, Mra, Path, Rej, RejectReason, Rep, Req, Rtu,
+    SidrRep, SidrReq, SidrStatus,
 };
 
 /// Bytes of the MAD header.
@@ -94,6 +94,28 @@ fn reserved_header_fields_are_ignored() {
     bytes[4..8].fill(0xff);
     bytes[18..24].fill(0xff);
     assert_eq!(Mad::decode(&bytes), Ok(plain));
+}
+
+#[test]
+fn the_attribute_modifier_has_the_options_of_connection_establishment() {
+    for_each_kind!(check_modifier);
+}
+
+/// Checks that REQ, REP and SIDR_REP have options in bytes 20 to 23 of the header, and that other messages ignore these bytes.
+fn check_modifier<K: Kind>() {
+    let mut bytes = mad(K::ATTRIBUTE, 9, &[0; LEN]);
+    bytes[20..24].copy_from_slice(&[1, 2, 3, 4]);
+    let decoded = Mad::decode(&bytes).unwrap();
+    let options = match &decoded.message {
+        Message::Req(req) => Some(req.ece_options),
+        Message::Rep(rep) => Some(rep.ece_options),
+        Message::SidrRep(rep) => Some(rep.ece_options),
+        _ => None,
+    };
+    let has_options = matches!(K::ATTRIBUTE, 0x10 | 0x13 | 0x18);
+    assert_eq!(options, has_options.then_some(0x0102_0304), "{:#x}", K::ATTRIBUTE);
+    let expected = if has_options { bytes } else { mad(K::ATTRIBUTE, 9, &[0; LEN]) };
+    assert_eq!(decoded.encode(), expected, "{:#x}", K::ATTRIBUTE);
 }
 
 #[test]

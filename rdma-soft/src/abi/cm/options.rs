@@ -82,13 +82,18 @@ fn set_option(id: &mut Id, set: impl FnOnce(&mut Options)) -> Result<(), c_int> 
 }
 
 /// Sets the vendor options that the next request or reply offers: `rdma_set_local_ece(3)`.
+///
+/// Fails with `EINVAL`, as in librdmacm, if the id has a queue pair.
 pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     if id.is_null() || ece.is_null() {
         return result(Err(libc::EINVAL));
     }
     // SAFETY: the caller passes valid arguments.
     let set = unsafe {
-        let ibv_ece { vendor_id, options, .. } = *ece;
+        let ibv_ece { vendor_id, options, comp_mask } = *ece;
+        if !(*id).qp.is_null() || vendor_id == 0 || comp_mask != 0 {
+            return result(Err(libc::EINVAL));
+        }
         change(id, |id| set_option(id, |of| of.local_ece = (vendor_id, options)))
     };
     result(set)
@@ -101,6 +106,9 @@ pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_
     }
     // SAFETY: the caller passes valid arguments.
     let got = unsafe {
+        if !(*id).qp.is_null() {
+            return result(Err(libc::EINVAL));
+        }
         change(id, |id| {
             let (vendor_id, options) = id.options.remote_ece;
             ece.write(ibv_ece { vendor_id, options, comp_mask: 0 });

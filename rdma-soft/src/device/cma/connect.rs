@@ -108,9 +108,10 @@ impl Core {
             let request = Req {
                 local_id: 0,
                 vendor_id: id.options.local_ece.0,
+                ece_options: id.options.local_ece.1,
                 service,
                 guid: 0,
-                qkey: id.options.local_ece.1,
+                qkey: 0,
                 qpn: parameters.qp_num,
                 responder_resources: parameters.responder_resources,
                 initiator_depth: parameters.initiator_depth,
@@ -157,7 +158,8 @@ impl Core {
                 service: 0,
                 qkey: id.qkey(),
                 info: AdditionalInfo::NONE,
-                vendor_id: 0,
+                vendor_id: id.options.local_ece.0,
+                ece_options: id.options.local_ece.1,
                 private_data: padded(&[], &parameters.private_data)?,
             };
             self.state.cma.manager.reply_lookup(now, connection, reply)
@@ -165,7 +167,7 @@ impl Core {
             let reply = Rep {
                 local_id: 0,
                 remote_id: 0,
-                qkey: id.options.local_ece.1,
+                qkey: 0,
                 qpn: parameters.qp_num,
                 psn: id.psn,
                 responder_resources: parameters.responder_resources,
@@ -177,6 +179,7 @@ impl Core {
                 srq: parameters.srq,
                 guid: 0,
                 vendor_id: id.options.local_ece.0,
+                ece_options: id.options.local_ece.1,
                 private_data: padded(&[], &parameters.private_data)?,
             };
             self.state.cma.manager.accept(now, connection, reply)
@@ -214,6 +217,7 @@ impl Core {
                 qkey: 0,
                 info: AdditionalInfo::NONE,
                 vendor_id: 0,
+                ece_options: 0,
                 private_data: padded(&[], private_data)?,
             };
             self.state.cma.manager.reply_lookup(now, connection, reply)

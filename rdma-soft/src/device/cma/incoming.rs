@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::attributes::address_vector;
 use super::event::{CmEvent, Connected, Datagram, Parameters};
-use super::id::{Id, Phase};
+use super::id::{Id, Options, Phase};
 use crate::cm::{ConnectionId, Event, Failure, ListenerId, Peer};
 use crate::device::{Core, gid};
 use crate::transport::Time;
@@ -27,7 +27,7 @@ impl Core {
                     srq: request.srq,
                     qp_num: request.qpn,
                 });
-                let ece = (request.vendor_id, request.qkey);
+                let ece = (request.vendor_id, request.ece_options);
                 self.add_request(now, listener, id, &header, request.service, peer, ece, parameters);
             }
             Event::Lookup { listener, id, header, request, peer } => {
@@ -43,7 +43,7 @@ impl Core {
             Event::Withdrawn { id } => self.withdraw_request(id),
             Event::Reply { id, reply } => {
                 if let Some(id) = self.cm_id_of(id) {
-                    id.options.remote_ece = (reply.vendor_id, reply.qkey);
+                    id.options.remote_ece = (reply.vendor_id, reply.ece_options);
                 }
                 let parameters = Connected {
                     private_data: reply.private_data.to_vec(),
@@ -127,8 +127,7 @@ impl Core {
         };
         let (_, port) = service_port(service).unwrap_or((0, 0));
         let mut id = Id::new(listening.space, listening.channel, 0);
-        id.options = listening.options;
-        id.options.remote_ece = remote_ece;
+        id.options = Options { local_ece: (0, 0), remote_ece, ..listening.options };
         (id.phase, id.link, id.connection) = (Phase::Connect, Some(peer.link), Some(connection));
         id.source = SocketAddr::new(header.destination, port);
         id.destination = Some(header.source);

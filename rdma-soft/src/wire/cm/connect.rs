@@ -12,6 +12,8 @@ pub struct Req {
     pub local_id: u32,
     /// Vendor id for enhanced connection establishment (ECE), 24 bits. 0 if unused.
     pub vendor_id: u32,
+    /// ECE options, in the attribute modifier of the MAD.
+    pub ece_options: u32,
     /// Service id. [`service_id`](super::service_id) makes one from a port.
     pub service: u64,
     /// GUID of the sender's device.
@@ -91,6 +93,8 @@ pub struct Rep {
     pub guid: u64,
     /// Vendor id for enhanced connection establishment (ECE), 24 bits. 0 if unused.
     pub vendor_id: u32,
+    /// ECE options, in the attribute modifier of the MAD.
+    pub ece_options: u32,
     /// Private data.
     pub private_data: [u8; 196],
 }
@@ -127,7 +131,7 @@ impl Req {
         to.put(&self.private_data);
     }
 
-    pub(super) fn decode(from: &mut Reader<'_>) -> Option<Req> {
+    pub(super) fn decode(ece_options: u32, from: &mut Reader<'_>) -> Option<Req> {
         let local_id = from.u32()?;
         let (_, vendor_id) = from.byte_and_u24()?;
         let (service, guid) = (from.u64()?, from.u64()?);
@@ -141,6 +145,7 @@ impl Req {
         Some(Req {
             local_id,
             vendor_id,
+            ece_options,
             service,
             guid,
             qkey,
@@ -185,7 +190,7 @@ impl Rep {
         to.put(&self.private_data);
     }
 
-    pub(super) fn decode(from: &mut Reader<'_>) -> Option<Rep> {
+    pub(super) fn decode(ece_options: u32, from: &mut Reader<'_>) -> Option<Rep> {
         let (local_id, remote_id, qkey) = (from.u32()?, from.u32()?, from.u32()?);
         let (qpn, high) = from.u24_and_byte()?;
         let (_eecn, middle) = from.u24_and_byte()?;
@@ -207,6 +212,7 @@ impl Rep {
             srq: retry & 0x10 != 0,
             guid: from.u64()?,
             vendor_id: u32::from_be_bytes([0, high, middle, low]),
+            ece_options,
             private_data: from.take()?,
         })
     }

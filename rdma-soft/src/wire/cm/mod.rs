@@ -122,6 +122,8 @@ impl Mad {
         to.u32(0);
         to.u64(self.transaction);
         to.u16(self.message.attribute());
+        to.u16(0);
+        to.u32(self.message.ece_options());
         self.message.encode(&mut Writer(data));
         bytes
     }
@@ -149,18 +151,18 @@ impl Mad {
         if method != SEND {
             return Err(MadError::Method(method));
         }
-        let (transaction, attribute) = identity(&mut from).ok_or(short)?;
-        let message = Message::decode(attribute, &mut from).ok_or(short)??;
+        let (transaction, attribute, modifier) = identity(&mut from).ok_or(short)?;
+        let message = Message::decode(attribute, modifier, &mut from).ok_or(short)??;
         Ok(Mad { transaction, message })
     }
 }
 
-/// Reads the rest of the MAD header: transaction id and attribute id.
-fn identity(from: &mut Reader<'_>) -> Option<(u64, u16)> {
+/// Reads the rest of the MAD header: transaction id, attribute id and attribute modifier.
+fn identity(from: &mut Reader<'_>) -> Option<(u64, u16, u32)> {
     let (_status, _class_specific) = (from.u16()?, from.u16()?);
     let (transaction, attribute) = (from.u64()?, from.u16()?);
-    let (_reserved, _modifier) = (from.u16()?, from.u32()?);
-    Some((transaction, attribute))
+    let (_reserved, modifier) = (from.u16()?, from.u32()?);
+    Some((transaction, attribute, modifier))
 }
 
 impl Message {
@@ -181,6 +183,16 @@ impl Message {
         }
     }
 
+    /// ECE options of the message: its attribute modifier. Messages without ECE have none.
+    fn ece_options(&self) -> u32 {
+        match self {
+            Message::Req(req) => req.ece_options,
+            Message::Rep(rep) => rep.ece_options,
+            Message::SidrRep(rep) => rep.ece_options,
+            _ => 0,
+        }
+    }
+
     fn encode(&self, to: &mut Writer<'_>) {
         match self {
             Message::Req(req) => req.encode(to),
@@ -198,17 +210,17 @@ impl Message {
     }
 
     /// Reads the message of an attribute. `None` if the data is too short.
-    fn decode(attribute: u16, from: &mut Reader<'_>) -> Option<Result<Message, MadError>> {
+    fn decode(attribute: u16, modifier: u32, from: &mut Reader<'_>) -> Option<Result<Message, MadError>> {
         Some(Ok(match attribute {
-            REQ => Message::Req(Req::decode(from)?),
+            REQ => Message::Req(Req::decode(modifier, from)?),
             MRA => Message::Mra(Mra::decode(from)?),
             REJ => Message::Rej(Rej::decode(from)?),
-            REP => Message::Rep(Rep::decode(from)?),
+            REP => Message::Rep(Rep::decode(modifier, from)?),
             RTU => Message::Rtu(Rtu::decode(from)?),
             DREQ => Message::Dreq(Dreq::decode(from)?),
             DREP => Message::Drep(Drep::decode(from)?),
             SIDR_REQ => Message::SidrReq(SidrReq::decode(from)?),
-            SIDR_REP => Message::SidrRep(SidrRep::decode(from)?),
+            SIDR_REP => Message::SidrRep(SidrRep::decode(modifier, from)?),
             LAP => Message::Lap(Lap::decode(from)?),
             APR => Message::Apr(Apr::decode(from)?),
             _ => return Some(Err(MadError::Attribute(attribute))),

@@ -35,6 +35,8 @@ pub struct SidrRep {
     pub info: AdditionalInfo,
     /// Vendor id for enhanced connection establishment (ECE), 24 bits. 0 if unused.
     pub vendor_id: u32,
+    /// ECE options, in the attribute modifier of the MAD.
+    pub ece_options: u32,
     /// Private data.
     pub private_data: [u8; 136],
 }
@@ -101,7 +103,7 @@ impl SidrRep {
         to.put(&self.private_data);
     }
 
-    pub(super) fn decode(from: &mut Reader<'_>) -> Option<SidrRep> {
+    pub(super) fn decode(ece_options: u32, from: &mut Reader<'_>) -> Option<SidrRep> {
         let (id, status, len) = (from.u32()?, SidrStatus(from.u8()?), from.u8()?);
         let high = from.u16()?;
         let (qpn, low) = from.u24_and_byte()?;
@@ -114,6 +116,7 @@ impl SidrRep {
             qkey,
             info: AdditionalInfo { len, bytes: from.take()? },
             vendor_id: u32::from(high) << 8 | u32::from(low),
+            ece_options,
             private_data: from.take()?,
         })
     }
