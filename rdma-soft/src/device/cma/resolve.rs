@@ -43,7 +43,8 @@ impl Core {
         let claimed = ports.claim(directory, space, address, options.reuses_address, options.is_ipv6_only);
         let binding = claimed.map_err(|error| error.errno())?;
         let id = self.id(number)?;
-        id.source = SocketAddr::new(address.ip(), binding.port());
+        id.source = address;
+        id.source.set_port(binding.port());
         (id.link, id.binding, id.phase) = (link, Some(binding), Phase::Bound);
         Ok(())
     }
@@ -119,30 +120,36 @@ impl Core {
         if bound.is_ipv4() != destination.is_ipv4() {
             return Err(libc::EINVAL);
         }
+        let mut destination = destination;
         // The unspecified address stands for this host.
-        let ip = match destination.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-            ip => ip,
-        };
-        let (source, link) = self.route_to(bound.ip(), ip)?;
+        match destination.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => destination.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => destination.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        let (source, link) = self.route_to(bound.ip(), destination)?;
         let id = self.id(number)?;
-        id.source = SocketAddr::new(source, bound.port());
-        id.destination = Some(SocketAddr::new(ip, destination.port()));
+        // As in Linux, a source that the route selects has the scope of the destination.
+        id.source = if bound.ip().is_unspecified() { destination } else { bound };
+        (id.source.set_ip(source), id.source.set_port(bound.port()));
+        id.destination = Some(destination);
         (id.link, id.phase) = (Some(link), Phase::AddressResolved);
         self.state.cma.push_plain(number, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         Ok(())
     }
 
     /// Finds the source address and the link for a destination.
-    fn route_to(&self, bound: IpAddr, destination: IpAddr) -> Result<(IpAddr, usize), i32> {
+    fn route_to(&self, bound: IpAddr, destination: SocketAddr) -> Result<(IpAddr, usize), i32> {
+        let (destination, scope) = match destination {
+            SocketAddr::V4(v4) => (IpAddr::V4(*v4.ip()), 0),
+            SocketAddr::V6(v6) => (IpAddr::V6(*v6.ip()), v6.scope_id()),
+        };
         let source = match bound.is_unspecified() {
             true if destination.is_multicast() => self.multicast_source(destination)?,
             // The kernel does the same for addresses of interfaces.
             true if destination.is_loopback() => destination,
-            true => {
-                route::source_for(destination, 0).map_err(|error| error.raw_os_error().unwrap_or(libc::ENETUNREACH))?
-            }
+            true => route::source_for(destination, scope)
+                .map_err(|error| error.raw_os_error().unwrap_or(libc::ENETUNREACH))?,
             false => bound,
         };
         if route::is_local(destination) || source.is_loopback() {
