@@ -10,7 +10,7 @@ use layout::{Kind, LEN, for_each_kind};
 use proptest::prelude::*;
 use rdma_soft::wire::cm::{
     AdditionalInfo, Apr, Drep, Dreq, Lap, MAD_LEN, Mad, MadError, Message, Mra, Path, Rej, RejectReason, Rep, Req, Rtu,
-    SidrRep, SidrReq, SidrStatus,
+    SidrRep, SidrReq, SidrStatus, local_id,
 };
 
 /// Bytes of the MAD header.
@@ -116,6 +116,14 @@ fn check_modifier<K: Kind>() {
     assert_eq!(options, has_options.then_some(0x0102_0304), "{:#x}", K::ATTRIBUTE);
     let expected = if has_options { bytes } else { mad(K::ATTRIBUTE, 9, &[0; LEN]) };
     assert_eq!(decoded.encode(), expected, "{:#x}", K::ATTRIBUTE);
+}
+
+#[test]
+fn the_id_of_the_sender_follows_the_header() {
+    let mut bytes = mad(0x16, 9, &[0; LEN]);
+    bytes[24..28].copy_from_slice(&[1, 2, 3, 4]);
+    assert_eq!(local_id(&bytes), 0x0102_0304);
+    assert!(matches!(Mad::decode(&bytes).unwrap().message, Message::Drep(Drep { local_id: 0x0102_0304, .. })));
 }
 
 #[test]

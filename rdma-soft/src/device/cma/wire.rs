@@ -6,7 +6,7 @@ use crate::device::link::Link;
 use crate::device::qp::PKEY;
 use crate::net::{Origin, To, route};
 use crate::transport::Time;
-use crate::wire::cm::MAD_LEN;
+use crate::wire::cm::{MAD_LEN, local_id};
 use crate::wire::{Header, Operation, Packet, Psn, Trailer, Transport};
 
 /// MADs that may arrive before they are handled. Further ones are dropped, and retransmitted by the peers.
@@ -21,6 +21,18 @@ impl super::Cma {
             // `handle_mads` finds out whether the peer is on this host, without the sockets being borrowed.
             self.has_work = true;
             self.arrived.push((Peer { link, address: from.address, is_local: false }, mad));
+        }
+    }
+
+    /// Traffic class of a MAD of this device: that of its connection, or the type of service of the id of a lookup.
+    fn traffic_class(&self, mad: &[u8; MAD_LEN]) -> u8 {
+        let local_id = local_id(mad);
+        match self.manager.negotiated(local_id) {
+            Some(connection) => connection.traffic_class,
+            None => {
+                let id = self.by_connection.get(&local_id).and_then(|number| self.ids.get(*number));
+                id.map_or(0, |id| id.options.tos)
+            }
         }
     }
 
@@ -61,11 +73,12 @@ impl Core {
             self.handle_cm_event(now, event);
         }
         while let Some(Transmit { to, mad }) = self.state.cma.manager.poll_transmit() {
-            self.send_mad(to, &mad[..], now);
+            self.send_mad(to, &mad, now);
         }
     }
 
-    fn send_mad(&mut self, to: Peer, mad: &[u8], now: Time) {
+    fn send_mad(&mut self, to: Peer, mad: &[u8; MAD_LEN], now: Time) {
+        let class = self.state.cma.traffic_class(mad);
         let Core { state, links, parts, has_sent_to_self, .. } = self;
         let Some(link) = links.get_mut(to.link) else { return };
         *has_sent_to_self |= link.socket.address() == to.address;
@@ -81,7 +94,7 @@ impl Core {
             migrated: true,
             congestion: (false, false),
         };
-        parts.send_bytes(link, To { address: to.address, class: 0 }, &header.encode(mad.len()), mad, now);
+        parts.send_bytes(link, To { address: to.address, class }, &header.encode(mad.len()), mad, now);
         let Link { socket, outbox, .. } = link;
         outbox.flush(socket, now);
     }

@@ -50,6 +50,13 @@ const SIDR_REP: u16 = 0x18;
 const LAP: u16 = 0x19;
 const APR: u16 = 0x1a;
 
+/// Reads the id that the sender of a MAD has given its connection or lookup. A SIDR_REP has the id of the receiver there.
+#[must_use]
+pub const fn local_id(mad: &[u8; MAD_LEN]) -> u32 {
+    const AT: usize = HEADER_LEN;
+    u32::from_be_bytes([mad[AT], mad[AT + 1], mad[AT + 2], mad[AT + 3]])
+}
+
 /// A MAD of the communication-management class.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mad {
