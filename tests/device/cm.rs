@@ -329,7 +329,7 @@ fn ece_options_are_offered_accepted_and_rejected() {
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
-    let (offered, granted) = (Ece::new(0x1234, 0b101), Ece::new(0x1234, 0b100));
+    let (offered, granted) = (Ece::new(0x1234, 0b101), Ece::new(0x5678, 0b100));
     // Numbers without queue pairs. They differ, because a repeated number is a stale connection.
     let parameters = [0x101, 0x102, 0x103].map(ConnectParameters::new);
     let mut client = resolved(&channel, local);
@@ -341,7 +341,8 @@ fn ece_options_are_offered_accepted_and_rejected() {
     incoming.accept(&parameters[1]).unwrap();
     let answer = next(&channel, client.id());
     assert!(matches!(answer, EventKind::ConnectResponse(_)), "{answer:?}");
-    assert_eq!(client.remote_ece().unwrap(), granted);
+    // librdmacm replies with the vendor of the request.
+    assert_eq!(client.remote_ece().unwrap(), Ece::new(offered.vendor_id, granted.options));
 
     let mut client = resolved(&channel, local);
     client.set_local_ece(offered).unwrap();

@@ -16,6 +16,9 @@ use crate::wire::cm::{
 /// ACK timeout of connections: 0.27 s, as in `ibv_modify_qp(3)`. Half of soft0's peers are on the same host.
 const ACK_TIMEOUT: u8 = 16;
 
+/// LID of ports in requests on RoCE, which has no LIDs: `IB_LID_PERMISSIVE` of Linux.
+const PERMISSIVE_LID: u16 = 0xffff;
+
 fn errno(error: CallError) -> i32 {
     match error {
         CallError::State => libc::EINVAL,
@@ -93,8 +96,8 @@ impl Core {
             cma.manager.look_up(now, to, SidrReq { id: 0, pkey: PKEY, service, private_data })
         } else {
             let path = Path {
-                local_lid: 0,
-                remote_lid: 0,
+                local_lid: PERMISSIVE_LID,
+                remote_lid: PERMISSIVE_LID,
                 local_gid,
                 remote_gid: gid(to.address),
                 flow_label: 0,
@@ -158,7 +161,8 @@ impl Core {
                 service: 0,
                 qkey: id.qkey(),
                 info: AdditionalInfo::NONE,
-                vendor_id: id.options.local_ece.0,
+                // As in librdmacm, the reply has the vendor of the request.
+                vendor_id: id.options.remote_ece.0,
                 ece_options: id.options.local_ece.1,
                 private_data: padded(&[], &parameters.private_data)?,
             };
@@ -178,7 +182,8 @@ impl Core {
                 rnr_retry_count: parameters.rnr_retry_count.min(7),
                 srq: parameters.srq,
                 guid: 0,
-                vendor_id: id.options.local_ece.0,
+                // As in librdmacm, the reply has the vendor of the request.
+                vendor_id: id.options.remote_ece.0,
                 ece_options: id.options.local_ece.1,
                 private_data: padded(&[], &parameters.private_data)?,
             };
