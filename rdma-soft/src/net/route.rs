@@ -32,24 +32,26 @@ pub(crate) fn source_for(destination: IpAddr, scope: u32) -> io::Result<IpAddr> 
 ///
 /// A link-local address belongs to this host if it is that of any interface.
 pub(crate) fn is_local(address: IpAddr) -> bool {
-    LocalAddresses::now().contains(&address.to_canonical())
+    let address = address.to_canonical();
+    address.is_loopback() || LocalAddresses::now().contains(&address)
 }
 
 /// Addresses of this host at one time.
-pub(super) struct LocalAddresses {
+pub(crate) struct LocalAddresses {
     /// Addresses of all interfaces, except loopback addresses.
     addresses: Vec<IpAddr>,
 }
 
 impl LocalAddresses {
-    pub(super) fn now() -> LocalAddresses {
+    /// Asks the kernel, which takes about ten system calls.
+    pub(crate) fn now() -> LocalAddresses {
         let mut addresses = Vec::new();
         for_each_address(|address, _, _| addresses.extend(address.filter(|address| !address.is_loopback())));
         LocalAddresses { addresses }
     }
 
     /// Linux owns all of `127.0.0.0/8`, but lists only some of these addresses.
-    pub(super) fn contains(&self, address: &IpAddr) -> bool {
+    pub(crate) fn contains(&self, address: &IpAddr) -> bool {
         address.is_loopback() || self.addresses.contains(address)
     }
 

@@ -45,6 +45,7 @@ pub(crate) struct Cma {
     presence: Option<Presence>,
     ports: Ports,
     findings: Findings,
+    host_addresses: wire::HostAddresses,
     /// MADs that have arrived and were not handled yet, with their sources.
     arrived: Vec<(Peer, [u8; crate::wire::cm::MAD_LEN])>,
     /// Whether MADs have arrived, or the manager has events.
@@ -67,6 +68,7 @@ impl Cma {
             presence: None,
             ports: Ports::default(),
             findings: Findings::default(),
+            host_addresses: wire::HostAddresses::default(),
             arrived: Vec::new(),
             has_work: false,
             psn: 0,

@@ -1,16 +1,41 @@
 //! MADs between queue pairs 1 of the device and its peers.
 
+use std::net::IpAddr;
+use std::time::Duration;
+
 use crate::cm::{MAD_QKEY, MAD_QP, Peer, Transmit};
 use crate::device::Core;
 use crate::device::link::Link;
 use crate::device::qp::PKEY;
-use crate::net::{Origin, To, route};
+use crate::net::route::LocalAddresses;
+use crate::net::{Origin, To};
 use crate::transport::Time;
 use crate::wire::cm::{MAD_LEN, local_id};
 use crate::wire::{Header, Operation, Packet, Psn, Trailer, Transport};
 
 /// MADs that may arrive before they are handled. Further ones are dropped, and retransmitted by the peers.
 const MAX_ARRIVED: usize = 4096;
+
+/// How long the list of this host's addresses is used for MADs that arrive.
+const ADDRESSES_LIFETIME: Duration = Duration::from_secs(1);
+
+/// This host's addresses, and when the list was made.
+#[derive(Default)]
+pub(super) struct HostAddresses(Option<(Time, LocalAddresses)>);
+
+impl HostAddresses {
+    /// Whether a peer is on this host. Makes the list again if it is old.
+    fn contains(&mut self, address: IpAddr, now: Time) -> bool {
+        if address.is_loopback() {
+            return true;
+        }
+        let (_, addresses) = match self.0.take().filter(|(made, _)| now < *made + ADDRESSES_LIFETIME) {
+            Some(list) => self.0.insert(list),
+            None => self.0.insert((now, LocalAddresses::now())),
+        };
+        addresses.contains(&address)
+    }
+}
 
 impl super::Cma {
     /// Keeps a MAD that has arrived for queue pair 1, unless it has another Q_Key.
@@ -52,9 +77,10 @@ impl Core {
     pub(in crate::device) fn handle_mads(&mut self, now: Time) {
         self.state.cma.has_work = false;
         let mut arrived = std::mem::take(&mut self.state.cma.arrived);
+        let cma = &mut self.state.cma;
         for (peer, mad) in arrived.drain(..) {
-            let peer = Peer { is_local: route::is_local(peer.address), ..peer };
-            self.state.cma.manager.handle(now, peer, &mad);
+            let peer = Peer { is_local: cma.host_addresses.contains(peer.address, now), ..peer };
+            cma.manager.handle(now, peer, &mad);
         }
         self.state.cma.arrived = arrived;
         self.state.cma.manager.expire(now);
