@@ -131,7 +131,8 @@ impl Core {
         let id = self.id(number)?;
         // As in Linux, a source that the route selects has the scope of the destination.
         id.source = if bound.ip().is_unspecified() { destination } else { bound };
-        (id.source.set_ip(source), id.source.set_port(bound.port()));
+        id.source.set_ip(source);
+        id.source.set_port(bound.port());
         id.destination = Some(destination);
         (id.link, id.phase) = (Some(link), Phase::AddressResolved);
         self.state.cma.push_plain(number, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
