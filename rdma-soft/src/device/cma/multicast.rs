@@ -20,8 +20,8 @@ pub(crate) struct Membership {
 impl Core {
     /// Joins a multicast group: `rdma_join_multicast(3)`. Returns the number of the membership. The event follows at once.
     ///
-    /// A member that receives joins the group at the interface of the device, so that switches forward its packets (IGMP). Only a queue
-    /// pair that is attached to the group gets them.
+    /// A member that receives joins the group at the interface of the device, so that switches forward its packets (IGMP). Only a
+    /// queue pair that is attached to the group gets them.
     ///
     /// # Errors
     /// `EINVAL` for an id that is not for datagrams, not bound, or not at a device, and for an address that is no group.
