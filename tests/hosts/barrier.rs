@@ -40,4 +40,26 @@ impl Barrier {
         self.0.write_all(b".").expect("the other host is connected");
         self.0.read_exact(&mut [0]).expect("the other host reaches the barrier");
     }
+
+    /// Waits until the process at the other host has ended.
+    pub(crate) fn wait_for_end(&mut self) {
+        let mut rest = Vec::new();
+        match self.0.read_to_end(&mut rest) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            Err(error) => panic!("the other process does not end: {error}"),
+        }
+    }
+
+    /// Sends a line to the other host, and returns the line that it sends with the same call.
+    pub(crate) fn exchange(&mut self, line: &str) -> String {
+        self.0.write_all(format!("{line}\n").as_bytes()).expect("the other host is connected");
+        let mut received = Vec::new();
+        while received.last() != Some(&b'\n') {
+            let mut byte = [0];
+            self.0.read_exact(&mut byte).expect("the other host sends a line");
+            received.push(byte[0]);
+        }
+        String::from_utf8(received).expect("text").trim_end().to_owned()
+    }
 }

@@ -39,13 +39,19 @@ impl Capture {
     }
 
     /// Stops the capture and returns the kinds of packets. Fails if a packet is not valid RoCEv2.
-    pub(crate) fn finish(mut self) -> BTreeSet<Kind> {
+    pub(crate) fn finish(self) -> BTreeSet<Kind> {
+        let fields = ["ip.src", "ipv6.src", "infiniband.bth.opcode"];
+        self.finish_with(&fields).iter().map(|packet| kind(packet)).collect()
+    }
+
+    /// Stops the capture and returns these fields of each packet. Fails if a packet is not valid RoCEv2.
+    pub(crate) fn finish_with(mut self, fields: &[&str]) -> Vec<Vec<String>> {
         run("kill", &["-INT", &self.tshark.id().to_string()]);
         let (status, output) = self.tshark.finish();
         assert!(status.success(), "{output}");
-        let kinds = kinds(&self.file);
+        let packets = packets(&self.file, fields);
         let _ = std::fs::remove_file(&self.file);
-        kinds
+        packets
     }
 }
 
@@ -54,25 +60,28 @@ fn tshark() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join("tshark")).find(|file| file.is_file())
 }
 
-fn kinds(file: &Path) -> BTreeSet<Kind> {
+fn packets(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     // rxe sends no UDP checksum. tshark may take payloads for RPC over RDMA, so that dissector is disabled.
     let options = ["-o", "udp.ignore_ipv6_zero_checksum:TRUE", "--disable-protocol", "rpcordma"];
-    let fields = ["frame.number", "ip.src", "ipv6.src", "infiniband.bth.opcode", "infiniband.invariant.crc"];
-    let faults = ["_ws.malformed", "_ws.expert.message"];
+    let checks = ["frame.number", "infiniband.invariant.crc", "_ws.malformed", "_ws.expert.message"];
     let mut command = Command::new("tshark");
     command.arg("-n").arg("-r").arg(file).args(options).args(["-T", "fields"]);
-    command.args(fields.iter().chain(&faults).flat_map(|field| ["-e", field]));
+    command.args(checks.iter().chain(fields).flat_map(|field| ["-e", field]));
     let output = command.output().expect("tshark starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("the output is UTF-8");
     println!("{} packets", text.lines().count());
-    text.lines().map(kind).collect()
+    let packet = |line: &str| {
+        let values: Vec<&str> = line.split('\t').collect();
+        let [_, crc, malformed, expert, ref fields @ ..] = values[..] else { panic!("{line:?}") };
+        assert!(!crc.is_empty() && malformed.is_empty() && expert.is_empty(), "{line:?}");
+        fields.iter().map(|value| (*value).to_owned()).collect()
+    };
+    text.lines().map(packet).collect()
 }
 
-fn kind(line: &str) -> Kind {
-    let fields: Vec<&str> = line.split('\t').collect();
-    let [_, four, six, opcode, crc, malformed, expert] = fields[..] else { panic!("{line:?}") };
-    assert!(!crc.is_empty() && malformed.is_empty() && expert.is_empty(), "{line:?}");
+fn kind(packet: &[String]) -> Kind {
+    let [four, six, opcode] = packet else { panic!("{packet:?}") };
     let opcode = opcode.strip_prefix("0x").map_or_else(|| opcode.parse(), |hex| u8::from_str_radix(hex, 16));
-    (format!("{four}{six}"), opcode.unwrap_or_else(|_| panic!("not RoCEv2: {line:?}")))
+    (format!("{four}{six}"), opcode.unwrap_or_else(|_| panic!("not RoCEv2: {packet:?}")))
 }

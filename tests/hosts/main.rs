@@ -12,7 +12,9 @@
 
 mod barrier;
 mod capture;
+mod cm;
 mod file_transfer;
+mod lab;
 mod network;
 #[path = "../device/support/program.rs"]
 #[allow(dead_code, reason = "the device tests use the rest")]

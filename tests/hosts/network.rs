@@ -30,6 +30,13 @@ impl Host {
         Some(Host { is_first: host == "0", own, peer, interface: interface.to_owned() })
     }
 
+    /// Link-local IPv6 address of the interface.
+    pub(crate) fn link_local(&self) -> Option<String> {
+        let shown = run("ip", &["-oneline", "-6", "address", "show", "dev", &self.interface, "scope", "link"]);
+        let address = |line: &str| Some(line.split_once("inet6 ")?.1.split_once('/')?.0.to_owned());
+        shown.lines().find_map(address)
+    }
+
     /// Impairs outgoing packets with tc-netem(8) until the returned value is dropped.
     pub(crate) fn impair(&self, options: &[&str]) -> Impairment {
         // The limit exceeds the number of packets in flight, so that only the requested loss occurs.

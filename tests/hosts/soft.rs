@@ -3,18 +3,11 @@
 //! The first host uses rxe0. The second host uses soft0, and removes rxe0 because it occupies the UDP port of RoCEv2.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::barrier::Barrier;
-use crate::capture::{Capture, Kind};
-use crate::network::{Host, run};
+use crate::capture::Kind;
+use crate::lab::{LIMIT, Lab, c_program, program_of_package, wait_for_listener};
 use crate::program::Program;
-use crate::skip;
-
-/// Time limit for a program, including waits for the other machine.
-const LIMIT: Duration = Duration::from_secs(100);
 
 /// Programs of rdma-core, with `-c` to validate received data.
 const PINGPONGS: [&[&str]; 4] = [
@@ -59,7 +52,7 @@ struct Exchange<'a> {
 impl<'a> Exchange<'a> {
     /// One of rdma-core's ping-pongs.
     fn pingpong(command: &[&'a str]) -> Exchange<'a> {
-        let program = Program::of_rdma_core(command[0], "ibverbs-utils").expect("the program is installed");
+        let program = c_program(command[0], "ibverbs-utils");
         Exchange { program, server: command[1..].to_vec(), client: command[1..].to_vec(), gid_option: "-g" }
     }
 
@@ -68,76 +61,16 @@ impl<'a> Exchange<'a> {
         // Emulated machines are slow and sometimes stall, and packet loss slows them down further.
         let qp_timeout: &[&str] = if test.contains(&"-c") { &[] } else { &["--qp-timeout", "16"] };
         let client = [test, &["-n", "50", "--validate", "--timeout", "60s"], qp_timeout].concat();
-        Exchange { program: perf(), server: vec!["server", "--once"], client, gid_option: "-x" }
+        Exchange {
+            program: program_of_package("rdma-perf"),
+            server: vec!["server", "--once"],
+            client,
+            gid_option: "-x",
+        }
     }
-}
-
-/// This host with its device.
-struct Lab {
-    host: Host,
-    barrier: Barrier,
-    library: String,
-    /// Link-local IPv6 address of the interface.
-    link_local: Option<String>,
-    /// TCP port of the next exchange.
-    port: u16,
 }
 
 impl Lab {
-    /// Sets up the device. Prints the reason and returns `None` if there are no two hosts.
-    fn new() -> Option<Lab> {
-        let host = Host::from_env()?;
-        let Ok(library) = std::env::var("RDMA_SOFT_LIBRARY") else {
-            return skip("RDMA_SOFT_LIBRARY does not name librdma_soft.so");
-        };
-        let shown = run("ip", &["-oneline", "-6", "address", "show", "dev", &host.interface, "scope", "link"]);
-        let address = |line: &str| Some(line.split_once("inet6 ")?.1.split_once('/')?.0.to_owned());
-        let link_local = shown.lines().find_map(address);
-        if !host.is_first {
-            run("rdma", &["link", "delete", "rxe0"]);
-            run("modprobe", &["--remove", "rdma_rxe"]);
-        }
-        let barrier = Barrier::new(&host);
-        Some(Lab { host, barrier, library, link_local, port: 19_000 })
-    }
-
-    fn has_soft(&self) -> bool {
-        !self.host.is_first
-    }
-
-    fn device(&self) -> &'static str {
-        if self.has_soft() { "soft0" } else { "rxe0" }
-    }
-
-    /// Index of the GID of the IPv4 or the IPv6 address.
-    fn gid_index(&self, is_ipv6: bool) -> &'static str {
-        // On rxe, the link-local IPv6 address comes first.
-        if self.has_soft() == is_ipv6 { "1" } else { "0" }
-    }
-
-    /// Environment variables that select the device for a program.
-    fn environment(&self) -> Vec<(&'static str, String)> {
-        if !self.has_soft() {
-            return Vec::new();
-        }
-        let mut addresses = self.host.own.clone();
-        if let Some(ipv6) = &self.link_local {
-            addresses = format!("{addresses},{ipv6}");
-        }
-        let library = || self.library.clone();
-        vec![
-            ("RDMA_SOFT_ADDR", addresses),
-            ("LD_PRELOAD", library()),
-            ("RDMA_SYS_LIBIBVERBS", library()),
-            ("RDMA_DEVICE", "soft0".to_owned()),
-        ]
-    }
-
-    /// Captures the packets of both hosts, on the host with soft0.
-    fn capture(&self, name: &str) -> Option<Capture> {
-        if self.has_soft() { Capture::start(&self.host, name) } else { None }
-    }
-
     /// Runs the exchange twice, with each host as the server.
     fn both_ways(&mut self, is_ipv6: bool, exchange: &Exchange<'_>) {
         for first_serves in [true, false] {
@@ -162,35 +95,6 @@ impl Lab {
             assert!(status.success(), "{}\n{output}", running.command);
             println!("{:.1} s: {}", start.elapsed().as_secs_f64(), running.command);
         }
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        if self.has_soft() {
-            // Restore rxe0 for the tests that follow.
-            run("modprobe", &["rdma_rxe"]);
-            run("rdma", &["link", "add", "rxe0", "type", "rxe", "netdev", &self.host.interface]);
-        }
-    }
-}
-
-/// The program rdma-perf in the directory of the test programs.
-fn perf() -> Program {
-    let tests = std::env::current_exe().expect("the test's program has a path");
-    let file: PathBuf = tests.parent().and_then(|deps| deps.parent()).expect("target/…/deps").join("rdma-perf");
-    assert!(file.is_file(), "{} does not exist; build it with `cargo build --package rdma-perf`", file.display());
-    Program::Rust(file)
-}
-
-/// Waits until a program on this machine listens on a TCP port.
-fn wait_for_listener(port: u16) {
-    let start = Instant::now();
-    let listens = |line: &str| line.contains(&format!(":{port:04X} ")) && line.contains(" 0A ");
-    let table = |name: &str| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
-    while !["tcp", "tcp6"].iter().any(|name| table(name).lines().any(listens)) {
-        assert!(start.elapsed() < LIMIT, "no program listens on port {port}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
