@@ -161,7 +161,7 @@ impl Core {
                 service: 0,
                 qkey: id.qkey(),
                 info: AdditionalInfo::NONE,
-                // As in librdmacm, the reply has the vendor of the request.
+                // librdmacm replies with the vendor of the request.
                 vendor_id: id.options.remote_ece.0,
                 ece_options: id.options.local_ece.1,
                 private_data: padded(&[], &parameters.private_data)?,
@@ -182,7 +182,7 @@ impl Core {
                 rnr_retry_count: parameters.rnr_retry_count.min(7),
                 srq: parameters.srq,
                 guid: 0,
-                // As in librdmacm, the reply has the vendor of the request.
+                // librdmacm replies with the vendor of the request.
                 vendor_id: id.options.remote_ece.0,
                 ece_options: id.options.local_ece.1,
                 private_data: padded(&[], &parameters.private_data)?,

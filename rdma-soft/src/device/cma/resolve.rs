@@ -129,7 +129,7 @@ impl Core {
         }
         let (source, link) = self.route_to(bound.ip(), destination)?;
         let id = self.id(number)?;
-        // As in Linux, a source that the route selects has the scope of the destination.
+        // Linux gives a source that the route selects the scope of the destination.
         id.source = if bound.ip().is_unspecified() { destination } else { bound };
         id.source.set_ip(source);
         id.source.set_port(bound.port());
