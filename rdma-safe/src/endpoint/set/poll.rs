@@ -67,21 +67,18 @@ impl EndpointSet {
         let mut drained = false;
         for _ in 0..CHECKS {
             let Some(due) = self.schedule.take(now) else { return Ok(()) };
-            match self.members.check_peer(due.key) {
-                None => {
-                    self.schedule.forgotten();
-                    continue;
-                }
-                Some(Check::Silent) => {
-                    // The queue is never empty while other peers are busy. A completion of this one may be in it.
-                    if !std::mem::replace(&mut drained, true) {
-                        self.drain()?;
-                    }
-                    self.members.lose_silent_peer(due.key);
-                }
-                Some(Check::Pass | Check::Probe) => {}
-            }
+            let Some(check) = self.members.check_peer(due.key) else {
+                self.schedule.forgotten();
+                continue;
+            };
             self.schedule.repeat(due, now);
+            if check == Check::Silent {
+                // The queue is never empty while other peers are busy. A completion of this one may be in it.
+                if !std::mem::replace(&mut drained, true) {
+                    self.drain()?;
+                }
+                self.members.lose_silent_peer(due.key);
+            }
         }
         self.schedule.hurry();
         Ok(())
