@@ -74,7 +74,7 @@ bitflags! {
         /// The acknowledgement timeout runs while the peer sends RNR NAKs. After about a second the send fails with
         /// `RETRY_EXC_ERR`, as if the peer were gone, even if `rnr_retry` is 7, which should retry forever.
         ///
-        /// rxe of kernel 6.1. Workaround: explanations of failed work mention this cause.
+        /// rxe of kernel 6.1, seldom also of 6.12. Workaround: explanations of failed work mention this cause.
         const MISSING_RECEIVES_TIME_OUT = 1 << 9;
 
         /// The kernel frees a shared receive queue whose new size it refuses because of posted receives. A later use

@@ -230,8 +230,7 @@ impl<'a> EndpointBuilder<'a> {
     ///   that this takes at most `within`, even on devices that wait four times as long, as the specification allows. The
     ///   same holds for a keepalive behind unsignaled sends.
     /// - A peer that posts no receives is not gone, however long a send waits for it: RNR NAKs are signs of life. (SoftRoCE
-    ///   of kernel 6.1 does not distinguish the two:
-    ///   [`Quirks::MISSING_RECEIVES_TIME_OUT`](crate::device::Quirks::MISSING_RECEIVES_TIME_OUT).)
+    ///   may confuse the two: [`Quirks::MISSING_RECEIVES_TIME_OUT`](crate::device::Quirks::MISSING_RECEIVES_TIME_OUT).)
     ///
     /// Packets that are lost are retransmitted. The connection survives an outage that is shorter than a third of `within`
     /// and than these retries, which take at least an eighth of `within` or, if that is less, the time that
