@@ -3,9 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use rdma_safe::cm::{Cause, CmError, ConnectError, Connector, Listener, RejectReason, Step};
+use rdma_safe::cm::{
+    Cause, CmError, ConnectError, ConnectParameters, Connector, EventChannel, EventKind, Id, Listener, PortSpace,
+    RejectReason, Step,
+};
 use rdma_safe::{Endpoint, Errno, Error};
 
+use crate::cm::{listener, next, request, resolved};
 use crate::support::peer::{self, Peer};
 use crate::support::{DEADLINE, Rdma, device, error_of, filled};
 
@@ -87,6 +91,40 @@ fn a_port_without_a_listener_rejects_at_once() {
         assert!(matches!(error.cause, Cause::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }), "{error}");
         assert!(error.to_string().contains("start the peer first, or look at the port"), "{error}");
     }
+}
+
+#[test]
+fn a_listener_that_has_accepted_a_connection_may_listen_again_before_the_next_one_is_rejected() {
+    let Some(_rdma) = soft_device() else { return };
+    let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let (server, at) = listener(&passive, Ipv4Addr::LOCALHOST);
+    // The ids exchange no data, so the numbers of their queue pairs do not matter.
+    let numbers = [0x100, 0x101, 0x102, 0x103].map(ConnectParameters::new);
+    let mut first = resolved(&active, at);
+    first.connect(&numbers[0]).unwrap();
+    let (mut accepted, _) = request(&passive, &server);
+    accepted.accept(&numbers[1]).unwrap();
+    let replied = next(&active, first.id());
+    assert!(matches!(replied, EventKind::ConnectResponse(_)), "{replied:?}");
+    drop(server);
+
+    let mut second = resolved(&active, at);
+    second.connect(&numbers[2]).unwrap();
+    let mut again = Id::new(&passive, PortSpace::TCP).unwrap();
+    again.bind(at).unwrap();
+    again.listen(1).unwrap();
+    let (mut refused, _) = request(&passive, &again);
+    refused.reject(b"").unwrap();
+    let rejection = |kind| match kind {
+        EventKind::Rejected(reason, _) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(rejection(next(&active, second.id())), RejectReason::CONSUMER_DEFINED);
+    drop((again, second));
+
+    let mut third = resolved(&active, at);
+    third.connect(&numbers[3]).unwrap();
+    assert_eq!(rejection(next(&active, third.id())), RejectReason::INVALID_SERVICE_ID);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdma_sys::*;
 
 use super::event::{CmEvent, Connected, Datagram, Parameters};
-use super::id::{ConnectParameters, Phase};
+use super::id::{ConnectParameters, Id, Phase};
 use crate::cm::Peer;
 use crate::device::core::Sources;
 use crate::device::{Core, gid};
@@ -18,8 +18,14 @@ use crate::wire::cm::{RejectReason, SidrStatus};
 /// Longest wait for a listener whose process does not run. As long as a request is retransmitted.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Interval between attempts if too many lookups wait for a listener.
+/// Interval between attempts if too many lookups wait for a listener, or if it may listen again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How long a request waits for a listener that has accepted another connection of this process and has closed.
+///
+/// `ib_send_bw -R` makes a control connection, closes its listener, tells the client to connect again, and then listens again. Its
+/// client cannot repeat a rejected request. On a network the request takes longer than these steps, but not on one host.
+const LISTENS_AGAIN: Duration = Duration::from_secs(2);
 
 /// Most scans for the last messages of a process that has ended.
 const LAST_SCANS: u32 = 64;
@@ -95,14 +101,30 @@ impl Core {
             Ok(lookup) => (Some(lookup), deadline),
             Err(LookupError::Busy) => (None, deadline.min(now + RETRY_INTERVAL)),
             Err(LookupError::System { source, .. }) => return Err(source.raw_os_error().unwrap_or(libc::EIO)),
+            Err(LookupError::NobodyListens) if self.may_listen_again(number, &goal, now, deadline) => {
+                (None, now + RETRY_INTERVAL)
+            }
             Err(error) => {
                 self.finish_without_listener(number, &goal, &error);
                 return Ok(());
             }
         };
+        let cma = &mut self.state.cma;
+        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
         id.phase = Phase::Finding;
         cma.findings.add(number, Finding { lookup, goal, deadline, timer });
         Ok(())
+    }
+
+    /// Whether a request that finds no listener is repeated: another id of this process is connected to the same port, perhaps of
+    /// another port space (`ib_send_bw -R -c UD`).
+    fn may_listen_again(&self, number: u32, goal: &Goal, now: Time, deadline: Time) -> bool {
+        let ids = &self.state.cma.ids;
+        let Some(id) = ids.get(number) else { return false };
+        let is_connected = |of: &Id| of.phase == Phase::Connect && of.connection.is_some();
+        matches!(goal, Goal::Connect(_))
+            && now + TIMEOUT < deadline + LISTENS_AGAIN
+            && ids.iter().any(|(other, of)| other != number && of.destination == id.destination && is_connected(of))
     }
 
     /// Watches the process of a peer on this host, so that its end is noticed. Returns whether it exists, as far as this is known.
@@ -154,6 +176,11 @@ impl Core {
             match result {
                 Ok(peer) => self.finish_with_listener(number, finding.goal, peer, now),
                 Err(LookupError::Busy) => self.retry_finding(number, finding, now),
+                Err(LookupError::NobodyListens)
+                    if self.may_listen_again(number, &finding.goal, now, finding.deadline) =>
+                {
+                    self.retry_finding(number, finding, now);
+                }
                 Err(error) => self.finish_without_listener(number, &finding.goal, &error),
             }
         }
@@ -227,7 +254,7 @@ impl Core {
 
     /// Reports that no request can be sent, as the peer itself would.
     fn report_nobody(&mut self, id: u32, error: &LookupError) {
-        let is_datagram = self.state.cma.ids.get(id).is_some_and(super::Id::is_datagram);
+        let is_datagram = self.state.cma.ids.get(id).is_some_and(Id::is_datagram);
         let (kind, status, parameters) = match error {
             LookupError::OtherUser { .. } => (RDMA_CM_EVENT_UNREACHABLE, -libc::EACCES, Parameters::None),
             LookupError::OtherVersion { .. } => (RDMA_CM_EVENT_UNREACHABLE, -libc::EPROTONOSUPPORT, Parameters::None),
