@@ -37,6 +37,27 @@ fn query_writes_no_more_than_the_callers_structure_and_zeroes_the_rest() {
     }
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_queue_pair_takes_inline_data_of_the_size_of_an_element_without_a_request() {
+    // SAFETY: each object is created from the previous ones, which stay.
+    unsafe {
+        let list = ibv_get_device_list(null_mut());
+        let context = ibv_open_device(*list);
+        let pd = ibv_alloc_pd(context);
+        let cq = ibv_create_cq(context, 1, null_mut(), null_mut(), 0);
+        for (requested, granted) in [(0, 16), (16, 16), (17, 17)] {
+            let cap =
+                ibv_qp_cap { max_send_wr: 1, max_send_sge: 1, max_inline_data: requested, ..ibv_qp_cap::zeroed() };
+            let qp_type = IBV_QPT_RC;
+            let mut init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, qp_type, cap, ..ibv_qp_init_attr::zeroed() };
+            let qp = ibv_create_qp(pd, &mut init);
+            assert_eq!(init.cap.max_inline_data, granted);
+            assert_eq!(ibv_destroy_qp(qp), 0);
+        }
+    }
+}
+
 /// Creates a datagram queue pair in state RTS. Its context stays.
 unsafe fn datagrams() -> *mut ibv_qp {
     // SAFETY: each object is created from the previous ones, which stay.

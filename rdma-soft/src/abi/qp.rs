@@ -11,7 +11,7 @@ use super::context::context_number;
 use super::errors::null;
 use super::events;
 use super::fill::write_front;
-use super::limits::{MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR};
+use super::limits::{MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, MIN_INLINE};
 use super::qp_object::{Batch, Limits, QpObject};
 use super::wr;
 use crate::device::{Identity, device};
@@ -54,6 +54,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>)
     if ops.is_some_and(|ops| ops & !operations(kind) != 0) {
         return null(libc::EOPNOTSUPP);
     }
+    cap.max_inline_data = cap.max_inline_data.max(MIN_INLINE);
     if !init.srq.is_null() {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
