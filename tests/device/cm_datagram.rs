@@ -1,5 +1,7 @@
 //! The example `cm_datagram` against librdmacm's `udaddy`.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::support::program::{Program, Running};
 use crate::support::{DEADLINE, Rdma, device, lossless_device, within};
 
@@ -16,6 +18,9 @@ fn address(rdma: &Rdma) -> Option<String> {
     address
 }
 
+/// Held while a test uses the port, which these programs cannot change.
+static PORT: Mutex<()> = Mutex::new(());
+
 /// Starts a server. Our program reports when it listens, the C program writes nothing before it ends. The default port is 7174.
 fn serve(program: &Program, arguments: &[&str]) -> Running {
     let running = program.start_with(arguments);
@@ -26,7 +31,9 @@ fn serve(program: &Program, arguments: &[&str]) -> Running {
 }
 
 fn run_pair(server: &Program, client: &Program, address: &str, arguments: &[&str]) {
-    let mut serving = serve(server, arguments);
+    let _port = PORT.lock().unwrap_or_else(PoisonError::into_inner);
+    // On soft0 other processes have other addresses, and may use the same port.
+    let mut serving = serve(server, &[&["-b", address], arguments].concat());
     let client_output = within(DEADLINE, "a server that listens", || {
         let mut running = client.start_with(&[&["-s", address], arguments].concat());
         let (status, text) = running.finish();
@@ -68,6 +75,7 @@ fn our_server_serves_the_c_client() {
 fn a_missing_server_is_an_error() {
     let Some(rdma) = device() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cm_datagram")) else { return };
+    let _port = PORT.lock().unwrap_or_else(PoisonError::into_inner);
     let (status, text) = ours.start_with(&["-s", &address]).finish();
     assert_eq!(status.code(), Some(1), "{text}");
     assert!(text.contains("nobody listens for datagrams at the peer's port; start the peer first"), "{text}");
