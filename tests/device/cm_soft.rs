@@ -128,6 +128,21 @@ fn a_listener_that_has_accepted_a_connection_may_listen_again_before_the_next_on
 }
 
 #[test]
+fn a_group_of_another_family_than_the_address_of_the_device_is_refused() {
+    let Some(rdma) = soft_device() else { return };
+    let v6 = SocketAddr::new(Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 9).into(), 0);
+    let v4 = SocketAddr::new(Ipv4Addr::new(239, 1, 2, 9).into(), 0);
+    let is_v4 = rdma.gid.gid.ipv4().is_some();
+    let (local, group): (IpAddr, _) =
+        if is_v4 { (Ipv6Addr::LOCALHOST.into(), v6) } else { (Ipv4Addr::LOCALHOST.into(), v4) };
+    let channel = EventChannel::new().unwrap();
+    let mut id = Id::new(&channel, PortSpace::UDP).unwrap();
+    id.bind((local, 0)).unwrap();
+    let error = error_of(id.join_multicast(group));
+    assert_eq!(error.errno(), Some(Errno(libc::ENODEV)), "{error}");
+}
+
+#[test]
 fn a_port_that_another_process_uses_is_refused() {
     const NAME: &str = "cm_soft::a_port_that_another_process_uses_is_refused";
     let Some(_rdma) = soft_device() else { return };

@@ -24,7 +24,8 @@ impl Core {
     /// queue pair that is attached to the group gets them.
     ///
     /// # Errors
-    /// `EINVAL` for an id that is not for datagrams, not bound, or not at a device, and for an address that is no group.
+    /// `EINVAL` for an id that is not for datagrams, not bound, or not at a device, and for an address that is no group. `ENODEV`
+    /// if the address of the device has another family.
     pub(crate) fn cm_join(&mut self, number: u32, group: SocketAddr, receives: bool) -> Result<u32, i32> {
         let Core { state, links, .. } = self;
         let cma = &mut state.cma;
@@ -32,13 +33,17 @@ impl Core {
         if !may_join(id) || !group.ip().is_multicast() {
             return Err(libc::EINVAL);
         }
+        let link = id.link.unwrap_or(0);
+        if links.get(link).is_none_or(|link| link.socket.address().is_ipv4() != group.is_ipv4()) {
+            return Err(libc::ENODEV);
+        }
         let membership = id.memberships.iter().map(|of| of.number).max().unwrap_or(0) + 1;
-        let link = id.link.and_then(|link| links.get(link)).filter(|_| receives);
-        let of_host = link.and_then(|link| net::Membership::join(&link.socket, group.ip()).ok());
+        let interface = links.get(link).filter(|_| receives);
+        let of_host = interface.and_then(|link| net::Membership::join(&link.socket, group.ip()).ok());
         id.memberships.push(Membership { number: membership, _of_host: of_host });
         let parameters = Parameters::Datagram(Box::new(Datagram {
             private_data: Vec::new(),
-            ah_attr: address_vector(gid(group.ip()), id.link.unwrap_or(0), id.options.tos),
+            ah_attr: address_vector(gid(group.ip()), link, id.options.tos),
             qp_num: MULTICAST_QP,
             qkey: id.qkey(),
             membership,
