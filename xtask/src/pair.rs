@@ -31,22 +31,58 @@ pub(crate) enum End {
     Client,
 }
 
-/// [`run_on`] with [`PORT`].
-pub(crate) fn run(server: Command, client: Command, on_line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
-    run_on(PORT, server, client, on_line)
+/// When the client starts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ready<'a> {
+    /// A TCP socket listens on this port.
+    Tcp(u16),
+    /// An id of soft0 listens, and the name of its socket contains this text: `/PORT/`, or `/PORT/ADDRESS`.
+    Soft(&'a str),
+    /// The server has written a line with this text.
+    Line(&'a str),
 }
 
-/// Runs `server`, and `client` once a socket listens on `port`, and returns the statuses of both.
+/// When the server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// The server ends by itself.
+    Itself,
+    /// The server runs until it is killed, after the client has ended.
+    Killed,
+}
+
+/// Runs `server` and `client` on [`PORT`], and returns the statuses of both. Calls `on_line` for each line that either writes.
+pub(crate) fn run(server: Command, client: Command, on_line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
+    run_when(Ready::Tcp(PORT), Ends::Itself, server, client, on_line)
+}
+
+/// Runs `server`, and `client` once the server is ready, and returns the statuses of both. A server that was killed has status 0.
 ///
 /// Calls `on_line` for each line that either program writes. Kills both at the time limit.
-fn run_on(port: u16, server: Command, client: Command, mut on_line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
+fn run_when(
+    ready: Ready<'_>,
+    ends: Ends,
+    server: Command,
+    client: Command,
+    mut on_line: impl FnMut(End, &str),
+) -> Result<[i32; 2]> {
     let deadline = Instant::now() + limit(LIMIT);
     let (sender, lines) = channel();
     let mut children = Children(Vec::new());
     children.start(server, End::Server, &sender)?;
+    let mut has_written = false;
     let server_status = wait::until(limit(LISTEN_LIMIT), || {
         let ended = children.0[0].try_wait().ok().flatten();
-        (ended.is_some() || is_listening(port)).then_some(ended)
+        for (end, line) in lines.try_iter() {
+            has_written |= matches!(ready, Ready::Line(text) if line.contains(text));
+            on_line(end, &line);
+        }
+        let is_ready = match ready {
+            Ready::Tcp(port) => is_listening(port),
+            Ready::Soft(name) => is_soft_listening(name),
+            Ready::Line(_) => has_written,
+        };
+        (ended.is_some() || is_ready).then_some(ended)
     });
     match server_status {
         Some(None) => children.start(client, End::Client, &sender)?,
@@ -55,9 +91,27 @@ fn run_on(port: u16, server: Command, client: Command, mut on_line: impl FnMut(E
             relay(&lines, deadline, &mut on_line);
             bail!("the server ended before the client started: {status}");
         }
-        None => bail!("the server does not listen on port {port}"),
+        None => bail!("the server is not ready ({ready:?})"),
     }
     drop(sender);
+    if ends == Ends::Killed {
+        let [server, client] = &mut children.0[..] else { bail!("two programs were started") };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let client_has_ended = wait::until(left, || {
+            lines.try_iter().for_each(|(end, line)| on_line(end, &line));
+            client.try_wait().ok().flatten()
+        });
+        if let Some(client_status) = client_has_ended {
+            let server_status = server.try_wait()?;
+            server.kill()?;
+            server.wait()?;
+            relay(&lines, deadline, &mut on_line);
+            return match server_status {
+                None => Ok([0, process::shell_status(client_status)]),
+                Some(status) => bail!("the server has ended: {status}"),
+            };
+        }
+    }
     if !relay(&lines, deadline, &mut on_line) {
         bail!("not finished after {} s", LIMIT.as_secs());
     }
@@ -68,9 +122,13 @@ fn run_on(port: u16, server: Command, client: Command, mut on_line: impl FnMut(E
     Ok(statuses)
 }
 
-/// [`client_output_on`] with [`PORT`].
+/// Runs `server` and `client` on [`PORT`] and returns the lines that the client writes.
+///
+/// # Errors
+/// As [`output`].
 pub(crate) fn client_output(server: Command, client: Command) -> Result<Vec<String>> {
-    client_output_on(PORT, server, client)
+    let [_, lines] = output(Ready::Tcp(PORT), Ends::Itself, server, client)?;
+    Ok(lines)
 }
 
 /// A free TCP port, for programs with a port option.
@@ -78,17 +136,15 @@ pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
 }
 
-/// Runs `server` and `client` and returns the lines that the client writes.
+/// Runs `server` and `client` and returns the lines that each writes.
 ///
 /// # Errors
-/// If one of them fails, with the output of both.
-pub(crate) fn client_output_on(port: u16, server: Command, client: Command) -> Result<Vec<String>> {
-    let (mut lines, mut output) = (Vec::new(), String::new());
-    let statuses = run_on(port, server, client, |end, line| {
+/// If one of them fails, or if the server ends although it is to be killed, with the output of both.
+pub(crate) fn output(ready: Ready<'_>, ends: Ends, server: Command, client: Command) -> Result<[Vec<String>; 2]> {
+    let (mut lines, mut output) = ([Vec::new(), Vec::new()], String::new());
+    let statuses = run_when(ready, ends, server, client, |end, line| {
         output.push_str(&format!("\n  {end:?}: {line}"));
-        if end == End::Client {
-            lines.push(line.to_owned());
-        }
+        lines[usize::from(end == End::Client)].push(line.to_owned());
     });
     match statuses {
         Ok([0, 0]) => Ok(lines),
@@ -158,6 +214,22 @@ fn is_listening(port: u16) -> bool {
     tables.iter().any(|table| fs::read_to_string(table).is_ok_and(|table| has_listener(&table, port)))
 }
 
+/// Whether an id of soft0 listens at a port, in any port space.
+fn is_soft_listening(part: &str) -> bool {
+    fs::read_to_string("/proc/net/unix").is_ok_and(|table| has_soft_listener(&table, part))
+}
+
+/// Names of these sockets are `@rdma-soft/cm/VERSION/SPACE/PORT/ADDRESS`. A port that is only claimed has a socket that does not
+/// listen.
+fn has_soft_listener(table: &str, part: &str) -> bool {
+    const LISTENS: &str = "00010000";
+    table.lines().any(|socket| {
+        let mut fields = socket.split_whitespace();
+        let (flags, name) = (fields.nth(3).unwrap_or_default(), fields.nth(3).unwrap_or_default());
+        flags == LISTENS && name.starts_with("@rdma-soft/cm/") && name.contains(part)
+    })
+}
+
 fn has_listener(table: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let suffix = format!(":{port:04X}");
@@ -171,6 +243,30 @@ fn has_listener(table: &str, port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listening_id_is_distinguished_from_a_claimed_port() {
+        let socket =
+            |flags| format!("0000000000000000: 00000002 00000000 {flags} 0005 01 1 @rdma-soft/cm/1/0106/7471/::\n");
+        assert!(has_soft_listener(&socket("00010000"), "/7471/"));
+        assert!(!has_soft_listener(&socket("00010000"), "/747/"));
+        assert!(!has_soft_listener(&socket("00010000"), "/7471/127.0.0.1"));
+        assert!(!has_soft_listener(&socket("00000000"), "/7471/"));
+    }
+
+    #[test]
+    fn a_server_that_stays_is_killed_after_the_client() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let run = |server, client| output(Ready::Line("ready"), Ends::Killed, shell(server), shell(client));
+        let [server, client] = run("echo ready; exec sleep 1000", "echo done").unwrap();
+        assert_eq!((server, client), (vec!["ready".to_owned()], vec!["done".to_owned()]));
+        assert!(run("echo ready; exec sleep 1000", "exit 3").unwrap_err().to_string().contains("[0, 3]"));
+        assert!(run("echo ready; exit 4", "sleep 0.2").unwrap_err().to_string().contains('4'));
+    }
 
     #[test]
     fn a_listening_socket_is_distinguished_from_a_connected_one() {

@@ -35,7 +35,7 @@ pub(super) enum Stage {
     Miri,
     /// Safe programs over soft0 under ThreadSanitizer and AddressSanitizer
     Sanitize,
-    /// UCX and Open MPI of Debian's packages on soft0; downloads them
+    /// Programs of Debian's packages on soft0, such as UCX, perftest and fio; downloads them
     Foreign,
     /// Tests between two hosts, each a guest
     Hosts,
@@ -55,7 +55,7 @@ impl Stage {
 
     /// Whether the stage runs the test programs that [`Stage::Build`] compiles.
     pub(super) fn needs_build(self) -> bool {
-        matches!(self, Stage::Unit | Stage::Soft | Stage::Device | Stage::Hosts)
+        matches!(self, Stage::Unit | Stage::Soft | Stage::Foreign | Stage::Device | Stage::Hosts)
     }
 
     /// Whether the stage compiles into the usual target directory, which only one cargo at a time can lock.

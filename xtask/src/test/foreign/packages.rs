@@ -11,7 +11,16 @@ use crate::apt::{self, Apt};
 use crate::{process, soft, workspace};
 
 /// Packages to unpack, together with their dependencies.
-const PROGRAMS: [&str; 2] = ["ucx-utils", "openmpi-bin"];
+const PROGRAMS: [&str; 6] = ["ucx-utils", "openmpi-bin", "rdmacm-utils", "perftest", "libfabric-bin", "fio"];
+/// A program of each package, and an argument with which it succeeds, if there is one.
+const PROOFS: [(&str, Option<&str>); 6] = [
+    ("ucx_info", Some("-v")),
+    ("orterun", Some("--version")),
+    ("rping", None),
+    ("ib_send_bw", None),
+    ("fi_info", Some("--version")),
+    ("fio", Some("--version")),
+];
 /// A package that is needed for one header.
 const HEADERS: [&str; 1] = ["libopenmpi-dev"];
 
@@ -61,11 +70,10 @@ impl Root {
 
     /// Like [`Root::command`], without soft0.
     fn plain_command(&self, program: &str) -> Command {
-        let unpacked = self.path.join("usr/bin").join(program);
+        let unpacked = self.programs().join(program);
         let mut command = if unpacked.exists() { Command::new(unpacked) } else { Command::new(program) };
+        self.set_library_path(&mut command);
         let libraries = self.libraries();
-        let paths = [&libraries, &libraries.join("pmix2/lib")].map(|path| path.display().to_string());
-        command.env("LD_LIBRARY_PATH", paths.join(":"));
         // These packages look for their modules and files where they would be installed.
         for (variable, place, proof) in [
             ("UCX_MODULE_DIR", libraries.join("ucx"), ""),
@@ -79,13 +87,32 @@ impl Root {
         command
     }
 
+    /// The directory of the programs.
+    pub(super) fn programs(&self) -> PathBuf {
+        self.path.join("usr/bin")
+    }
+
+    /// Lets programs that `command` runs find the libraries of the packages.
+    pub(super) fn set_library_path(&self, command: &mut Command) {
+        let libraries = self.libraries();
+        let paths = ["", "pmix2/lib", "ceph"].map(|name| libraries.join(name).display().to_string());
+        command.env("LD_LIBRARY_PATH", paths.join(":"));
+    }
+
     fn libraries(&self) -> PathBuf {
         self.path.join(system_libraries().strip_prefix("/").unwrap_or(Path::new("usr/lib")))
     }
 
     fn check(&self) -> Result<()> {
-        process::output(self.plain_command("ucx_info").arg("-v"))?;
-        process::output(self.plain_command("orterun").arg("--version"))?;
+        for (program, argument) in PROOFS {
+            let Some(argument) = argument else {
+                if !self.programs().join(program).is_file() && process::find(program).is_none() {
+                    bail!("{program} is missing");
+                }
+                continue;
+            };
+            process::output(self.plain_command(program).arg(argument))?;
+        }
         let header = self.mpi_headers().join("mpi.h");
         if !header.is_file() {
             bail!("{} is missing", header.display());
@@ -94,7 +121,7 @@ impl Root {
     }
 
     fn download(&self) -> Result<()> {
-        println!("    downloading {} with apt-get", PROGRAMS.join(" and "));
+        println!("    downloading {} with apt-get", PROGRAMS.join(", "));
         // Another process may download at the same time. Each works in its own directory, and the last rename wins.
         let work = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let result = download_in(&work);
@@ -112,6 +139,16 @@ fn system_libraries() -> PathBuf {
     Path::new("/usr/lib").join(format!("{ARCH}-linux-gnu"))
 }
 
+/// Links a library of libfabric to the name that it is loaded by. Its package does that when it is installed.
+fn link_psm(root: &Path) -> Result<()> {
+    let library = Path::new("libpsm1/libpsm_infinipath.so.1.16");
+    let name = root.join(system_libraries().strip_prefix("/")?).join("libpsm_infinipath.so.1");
+    if root.join("usr/lib").join(library).exists() {
+        std::os::unix::fs::symlink(Path::new("..").join(library), name)?;
+    }
+    Ok(())
+}
+
 fn download_in(work: &Path) -> Result<()> {
     let mut apt = Apt::new(work)?;
     let root = work.join("root");
@@ -122,5 +159,5 @@ fn download_in(work: &Path) -> Result<()> {
     for archive in apt.download(&HEADERS)? {
         apt::unpack(&archive, &root)?;
     }
-    Ok(())
+    link_psm(&root)
 }
