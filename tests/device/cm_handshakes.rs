@@ -486,9 +486,12 @@ fn datagram_services_are_looked_up_in_the_thread_that_serves_them() {
     let [service] = finish([finding]);
     let service = service.unwrap();
     assert!(service.private_data.starts_with(b"answer\0"), "{service:?}");
-    endpoint.send_inline(b"found", &service.peer).unwrap();
-    let done = serving.wait(DEADLINE).unwrap().ok().unwrap();
-    assert_eq!(done.work.buffer.as_deref(), Some(&b"found"[..]));
+    // A datagram that the network drops is lost.
+    if !ends.rdma.loses_packets() {
+        endpoint.send_inline(b"found", &service.peer).unwrap();
+        let done = serving.wait(DEADLINE).unwrap().ok().unwrap();
+        assert_eq!(done.work.buffer.as_deref(), Some(&b"found"[..]));
+    }
 
     // A lookup that is dropped, and one that is never answered.
     let find = |connector: &Connector| {
@@ -515,6 +518,9 @@ fn two_members_join_a_group_in_one_thread() {
     drop(join());
     let members: [Result<GroupMember>; 2] = finish([join(), join()]);
     let [mut speaker, mut member] = members.map(Result::unwrap);
+    if ends.rdma.loses_packets() {
+        return println!("skipped: the network may drop the datagram");
+    }
     member.endpoint.receive(ends.pd.allocate(64).unwrap()).unwrap();
     speaker.endpoint.send_inline(b"for all", &speaker.peer).unwrap();
     let done = member.endpoint.wait(DEADLINE).unwrap().ok().unwrap();
