@@ -1,8 +1,8 @@
 //! The active side: REQ, the reply to it, and RTU.
 
 use super::connection::{Connection, Ended, Negotiated, Phase};
-use super::end::rej;
-use super::events::{Event, Failure};
+use super::end::rejected;
+use super::events::Event;
 use super::manager::Manager;
 use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
@@ -23,8 +23,9 @@ impl Manager {
     /// # Errors
     /// [`CallError::Full`].
     pub fn connect(&mut self, now: Time, to: Peer, request: Req) -> Result<ConnectionId, CallError> {
-        self.check_room()?;
-        let (id, transaction) = (self.new_id(), self.new_transaction());
+        self.make_room(now)?;
+        let id = self.new_id();
+        let transaction = self.transaction(id);
         let request = Req {
             local_id: id,
             guid: self.config.guid,
@@ -50,17 +51,18 @@ impl Manager {
         if connection.phase != Phase::ReqSent {
             return self.handle_late_rep(from, transaction, &rep);
         }
-        let stale = (from.address, rep.guid, rep.qpn);
-        if self.by_remote_qpn.contains_key(&stale) {
+        let (remote_id, stale) = ((from.address, rep.guid, rep.local_id), (from.address, rep.qpn));
+        let old = self.by_remote_qpn.get(&stale).copied();
+        if old.is_some() || self.by_remote_id.contains_key(&remote_id) {
             self.reject_rep(from, transaction, &rep, RejectReason::STALE_CONN);
-            let failure = Failure::Rejected { reason: RejectReason::STALE_CONN, private_data: Box::new([0; 148]) };
-            self.report_end(id, Event::Failed { id, failure });
-            return self.enter_timewait(now, id, Ended::Failed, None);
+            self.report_end(id, rejected(id, RejectReason::STALE_CONN, [0; 148]));
+            self.enter_timewait(now, id, Ended::Failed, None);
+            return old.into_iter().for_each(|old| self.end_stale(now, old));
         }
         (connection.remote_id, connection.guid) = (Some(rep.local_id), rep.guid);
         connection.negotiated.add_reply(&rep);
         self.by_remote_qpn.insert(stale, id);
-        self.by_remote_id.insert((from.address, rep.guid, rep.local_id), id);
+        self.by_remote_id.insert(remote_id, id);
         self.advance(id, Phase::RepReceived);
         self.report(id, Event::Reply { id, reply: Box::new(rep) });
     }
@@ -74,10 +76,15 @@ impl Manager {
                 self.send(from, transaction, rtu(rep.remote_id, rep.local_id));
             }
             Phase::RepReceived if is_of_peer => self.send_mra(from, transaction, rep, Answered::Rep),
-            Phase::Timewait(Ended::Failed) => self.reject_rep(from, transaction, rep, RejectReason::TIMEOUT),
+            Phase::Timewait(Ended::Failed) => match connection.message.clone().filter(|_| is_of_peer) {
+                Some(answer) => self.transmit(from, answer),
+                None => self.reject_rep(from, transaction, rep, RejectReason::TIMEOUT),
+            },
             // The DREQ of this side tells the peer that the connection has ended.
             Phase::Timewait(Ended::Disconnected) if is_of_peer => self.send_dreq_once(rep.remote_id),
-            _ => {}
+            _ if is_of_peer => {}
+            // The peer was restarted, and has accepted a duplicate of the REQ.
+            _ => self.reject_rep(from, transaction, rep, RejectReason::INVALID_COMM_ID),
         }
     }
 
@@ -93,7 +100,7 @@ impl Manager {
     }
 
     fn reject_rep(&mut self, to: Peer, transaction: u64, rep: &Rep, reason: RejectReason) {
-        let answer = rej(rep.remote_id, rep.local_id, Answered::Rep, reason);
+        let answer = self.rej(rep.remote_id, rep.local_id, Answered::Rep, reason);
         self.send(to, transaction, Message::Rej(answer));
     }
 

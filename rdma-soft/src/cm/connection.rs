@@ -27,7 +27,7 @@ pub enum Phase {
 /// How a connection has ended, which decides what late messages are answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ended {
-    /// It was never established. A late REQ or REP gets the REJ that has ended the connection here, if there was one.
+    /// It was never established here or at the peer. A late REQ or REP gets the REJ that has ended the connection, if there was one.
     Failed,
     /// It may have been established at the peer. A late REP or RTU gets a DREQ.
     Disconnected,
@@ -65,7 +65,7 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// The active side's view of its own request.
+    /// View of the active side on its own request.
     pub(super) fn of_own_request(request: &Req) -> Self {
         Negotiated {
             local_qpn: request.qpn,
@@ -160,6 +160,11 @@ impl Connection {
             extra_retries: 0,
             message: None,
         }
+    }
+
+    /// Moves to a state. `message` is the one to retransmit or to answer duplicates with.
+    pub(super) fn enter(&mut self, phase: Phase, message: Option<Box<[u8; MAD_LEN]>>) {
+        (self.phase, self.message, self.retries, self.extra_retries) = (phase, message, 0, 0);
     }
 
     pub(super) fn is_in_timewait(&self) -> bool {

@@ -8,31 +8,51 @@ use crate::transport::Time;
 use crate::wire::cm::{AdditionalInfo, Answered, Apr, Drep, Dreq, Lap, Message, Rej, RejectReason};
 
 impl Manager {
-    /// Ends a connection, or confirms that the peer has ended it.
+    /// Ends a connection, or confirms an [`Event::Disconnected`].
     ///
     /// # Errors
-    /// [`CallError::State`] unless the connection is established or ended by the peer.
+    /// [`CallError::State`] unless the connection is established or its end was reported.
     pub fn disconnect(&mut self, now: Time, id: ConnectionId) -> Result<(), CallError> {
-        match self.phase(id) {
-            Some(Phase::Established) => {
-                self.start_disconnect(now, id);
-                Ok(())
-            }
-            Some(Phase::DreqReceived) => {
+        let connection = self.connections.get(&id).ok_or(CallError::State)?;
+        match connection.phase {
+            Phase::Established => self.start_disconnect(now, id),
+            Phase::DreqReceived => {
                 self.send_drep_of(id);
                 self.enter_timewait(now, id, Ended::Disconnected, None);
-                Ok(())
             }
-            _ => Err(CallError::State),
+            // The peer knows that the connection has ended, or is being told.
+            Phase::DreqSent | Phase::Timewait(Ended::Disconnected) if connection.is_end_reported => {}
+            _ => return Err(CallError::State),
         }
+        Ok(())
     }
 
     /// Sends DREQ until the peer confirms the end of the connection.
     fn start_disconnect(&mut self, now: Time, id: ConnectionId) {
         let Some(dreq) = self.dreq(id) else { return };
-        let transaction = self.new_transaction();
+        let transaction = self.transaction(id);
         self.advance(id, Phase::DreqSent);
         self.send_until_answered(now, id, transaction, dreq);
+    }
+
+    /// Ends a connection to a queue pair that the peer now uses for something else, so that the connection has ended there.
+    pub(super) fn end_stale(&mut self, now: Time, id: ConnectionId) {
+        let failed = rejected(id, RejectReason::STALE_CONN, [0; 148]);
+        match self.phase(id) {
+            Some(Phase::Established | Phase::DreqReceived) => {
+                self.report_end(id, Event::Disconnected { id, is_confirmed: true });
+                _ = self.disconnect(now, id);
+            }
+            Some(Phase::ReqReceived | Phase::RepReceived) => {
+                self.report_end(id, failed);
+                _ = self.reject(now, id, RejectReason::STALE_CONN, [0; 148]);
+            }
+            Some(Phase::RepSent) => {
+                self.report_end(id, failed);
+                self.withdraw_rep(now, id, RejectReason::STALE_CONN);
+            }
+            Some(Phase::ReqSent | Phase::DreqSent | Phase::Timewait(_)) | None => {}
+        }
     }
 
     fn dreq(&self, id: ConnectionId) -> Option<Message> {
@@ -45,7 +65,7 @@ impl Manager {
     /// Tells a peer that sends late messages that the connection has ended.
     pub(super) fn send_dreq_once(&mut self, id: ConnectionId) {
         let (Some(dreq), Some(peer)) = (self.dreq(id), self.peer(id)) else { return };
-        let transaction = self.new_transaction();
+        let transaction = self.transaction(id);
         self.send(peer, transaction, dreq);
     }
 
@@ -79,9 +99,7 @@ impl Manager {
     fn abandon_req(&mut self, now: Time, id: ConnectionId) {
         if let Some(connection) = self.connections.get(&id) {
             let (peer, transaction) = (connection.peer, connection.transaction);
-            // The peer knows the connection by the GUID and the local id of this side only.
-            let info = AdditionalInfo::new(&self.config.guid.to_be_bytes());
-            let answer = Rej { info, ..rej(id, 0, Answered::Req, RejectReason::TIMEOUT) };
+            let answer = self.rej(id, 0, Answered::Req, RejectReason::TIMEOUT);
             self.send(peer, transaction, Message::Rej(answer));
         }
         self.enter_timewait(now, id, Ended::Failed, None);
@@ -94,14 +112,30 @@ impl Manager {
     fn withdraw_rep(&mut self, now: Time, id: ConnectionId, reason: RejectReason) {
         if let Some(connection) = self.connections.get(&id) {
             let (peer, transaction) = (connection.peer, connection.transaction);
-            let answer = rej(id, connection.remote_id.unwrap_or(0), Answered::Other, reason);
+            let answer = self.rej(id, connection.remote_id.unwrap_or(0), Answered::Other, reason);
             self.send(peer, transaction, Message::Rej(answer));
         }
         self.start_disconnect(now, id);
     }
 
+    /// Ends a connection whose REP was not answered, at once, to make room for another connection. The peer is told once.
+    pub(super) fn give_up_half_open(&mut self, now: Time, id: ConnectionId) {
+        self.report_end(id, Event::Failed { id, failure: Failure::Unreachable });
+        self.send_dreq_once(id);
+        self.enter_timewait(now, id, Ended::Disconnected, None);
+    }
+
+    /// A REJ without private data.
+    pub(super) fn rej(&self, local_id: u32, remote_id: u32, answers: Answered, reason: RejectReason) -> Rej {
+        // A peer may know the connection only by the GUID and the local id of this side. Linux looks it up by them for this reason.
+        let guid = self.config.guid.to_be_bytes();
+        let info = if reason == RejectReason::TIMEOUT { AdditionalInfo::new(&guid) } else { AdditionalInfo::NONE };
+        Rej { local_id, remote_id, answers, reason, info, private_data: [0; 148] }
+    }
+
     pub(super) fn handle_dreq(&mut self, now: Time, from: Peer, transaction: u64, dreq: &Dreq) {
-        let Some(id) = self.find(from, dreq.remote_id, dreq.local_id) else {
+        let known = self.find(from, dreq.remote_id, dreq.local_id);
+        let Some(id) = known.or_else(|| self.find_unanswered(from, dreq.remote_id)) else {
             // The connection has left timewait here, and the DREP of that time was lost.
             return self.send(from, transaction, drep(dreq.remote_id, dreq.local_id));
         };
@@ -112,24 +146,27 @@ impl Manager {
         match connection.phase {
             phase @ (Phase::Established | Phase::RepSent | Phase::RepReceived) => {
                 connection.transaction = transaction;
-                let is_released = connection.is_released;
+                self.half_open.clear(id);
                 if phase == Phase::RepSent {
                     // A peer that disconnects has established the connection. Its RTU was lost.
                     self.report(id, Event::Established { id });
                 }
                 self.advance(id, Phase::DreqReceived);
                 self.report_end(id, Event::Disconnected { id, is_confirmed: true });
-                if is_released {
-                    _ = self.disconnect(now, id);
-                }
             }
             Phase::DreqSent => {
                 self.send(from, transaction, drep(id, dreq.local_id));
                 self.confirm_end(now, id);
             }
             Phase::Timewait(_) => self.send(from, transaction, drep(id, dreq.local_id)),
+            // The peer has withdrawn a REP that has not arrived yet.
+            Phase::ReqSent => {
+                self.send(from, transaction, drep(id, dreq.local_id));
+                self.report_end(id, rejected(id, RejectReason::CONSUMER_DEFINED, [0; 148]));
+                self.enter_timewait(now, id, Ended::Failed, None);
+            }
             // The program confirms the end of the connection, as with Linux.
-            Phase::DreqReceived | Phase::ReqSent | Phase::ReqReceived => {}
+            Phase::DreqReceived | Phase::ReqReceived => {}
         }
     }
 
@@ -149,18 +186,18 @@ impl Manager {
 
     pub(super) fn handle_rej(&mut self, now: Time, from: Peer, rej: &Rej) {
         let Some(id) = self.find_rejected(from, rej) else { return };
-        let private_data = Box::new(rej.private_data);
-        let failed = Event::Failed { id, failure: Failure::Rejected { reason: rej.reason, private_data } };
+        let failed = rejected(id, rej.reason, rej.private_data);
         match self.phase(id) {
             Some(Phase::ReqSent | Phase::ReqReceived) => {
                 self.report_end(id, failed);
                 self.enter_timewait(now, id, Ended::Failed, None);
             }
-            Some(Phase::RepReceived | Phase::RepSent | Phase::Established) => {
+            Some(Phase::RepReceived | Phase::RepSent) => {
                 self.report_end(id, failed);
                 self.enter_timewait(now, id, Ended::Disconnected, None);
             }
-            Some(Phase::DreqSent) => self.confirm_end(now, id),
+            // The peer has no such connection any more.
+            Some(Phase::Established | Phase::DreqSent) => self.confirm_end(now, id),
             Some(Phase::DreqReceived | Phase::Timewait(_)) | None => {}
         }
     }
@@ -172,12 +209,7 @@ impl Manager {
             let guid = u64::from_be_bytes(rej.info.as_slice().try_into().ok()?);
             return self.by_remote_id.get(&(from.address, guid, rej.local_id)).copied();
         }
-        let connection = self.connections.get(&rej.remote_id)?;
-        let is_known = match connection.remote_id {
-            Some(remote_id) => remote_id == rej.local_id,
-            None => rej.answers == Answered::Req,
-        };
-        (is_known && connection.peer.address == from.address).then_some(rej.remote_id)
+        self.find(from, rej.remote_id, rej.local_id).or_else(|| self.find_unanswered(from, rej.remote_id))
     }
 
     pub(super) fn handle_connection_timeout(&mut self, now: Time, id: ConnectionId) {
@@ -233,9 +265,9 @@ impl Manager {
     }
 }
 
-/// A REJ without private data.
-pub(super) fn rej(local_id: u32, remote_id: u32, answers: Answered, reason: RejectReason) -> Rej {
-    Rej { local_id, remote_id, answers, reason, info: AdditionalInfo::NONE, private_data: [0; 148] }
+/// The event of a connection that the peer has rejected.
+pub(super) fn rejected(id: ConnectionId, reason: RejectReason, private_data: [u8; 148]) -> Event {
+    Event::Failed { id, failure: Failure::Rejected { reason, private_data: Box::new(private_data) } }
 }
 
 fn drep(local_id: u32, remote_id: u32) -> Message {

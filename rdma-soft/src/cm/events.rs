@@ -46,18 +46,20 @@ pub enum Event {
         /// Connection.
         id: ConnectionId,
     },
-    /// The connection has failed before it was established, or the peer has withdrawn it.
+    /// The connection has failed before it was established here. [`Event::TimewaitExit`] follows if a REP was sent or received.
     Failed {
         /// Connection.
         id: ConnectionId,
         /// Why.
         failure: Failure,
     },
-    /// The peer has ended the connection, or has confirmed its end. With `is_confirmed` false the peer did not answer.
+    /// The peer has ended the connection, does not have it any more, or has confirmed its end. [`Event::TimewaitExit`] follows.
+    ///
+    /// The active side may get this event before it establishes the connection.
     Disconnected {
         /// Connection.
         id: ConnectionId,
-        /// Whether a message of the peer has ended the connection.
+        /// Whether a message of the peer has ended the connection. Otherwise the peer has not answered.
         is_confirmed: bool,
     },
     /// The connection has left timewait. Its id and queue pair number may be used again.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::backlog::{Backlog, Dropped};
 use super::connection::Phase;
 use super::events::Event;
-use super::manager::Manager;
+use super::manager::{Config, Manager};
 use super::{ConnectionId, Peer};
 use crate::wire::cm::IpHeader;
 
@@ -13,10 +14,12 @@ use crate::wire::cm::IpHeader;
 pub type ListenerId = u32;
 
 /// The listeners of a manager.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Listeners {
     all: BTreeMap<ListenerId, Listener>,
     last: ListenerId,
+    max_backlog: usize,
+    dropped: Dropped,
 }
 
 /// A listener.
@@ -25,9 +28,7 @@ struct Listener {
     service: u64,
     /// Address that it listens at, or all addresses of both or one of the families.
     address: ListenAddress,
-    limit: usize,
-    /// Requests and lookups that the program has not taken yet, in the order of their arrival, with their sources.
-    backlog: Vec<(ConnectionId, IpAddr)>,
+    backlog: Backlog,
 }
 
 /// The addresses that a listener accepts requests for.
@@ -56,6 +57,19 @@ impl ListenAddress {
 }
 
 impl Listeners {
+    pub(super) fn new(config: &Config) -> Self {
+        let (max_backlog, dropped) = (config.max_backlog, Dropped::new(config.seed));
+        Listeners { all: BTreeMap::new(), last: 0, max_backlog, dropped }
+    }
+
+    fn backlog(&mut self, listener: ListenerId) -> Option<&mut Backlog> {
+        self.all.get_mut(&listener).map(|listener| &mut listener.backlog)
+    }
+
+    pub(super) fn backlogs(&self) -> impl Iterator<Item = (ListenerId, &Backlog)> {
+        self.all.iter().map(|(id, listener)| (*id, &listener.backlog))
+    }
+
     /// Finds the listener of a service that fits an address best.
     pub(super) fn find(&self, service: u64, address: IpAddr) -> Option<ListenerId> {
         let fitting = self.all.iter().filter(|(_, listener)| listener.service == service);
@@ -73,19 +87,20 @@ pub(super) fn is_plausible(header: &IpHeader, from: Peer) -> bool {
 }
 
 impl Manager {
-    /// Accepts requests for a service. At most `backlog` of them wait for [`Manager::take_request`]; further ones are dropped, and
-    /// the peers retransmit them.
+    /// Accepts requests for a service. At most `backlog` of them, and at most [`Config::max_backlog`], wait for
+    /// [`Manager::take_request`]; further ones are dropped, and the peers retransmit them.
     pub fn listen(&mut self, service: u64, address: ListenAddress, backlog: usize) -> ListenerId {
         let listeners = &mut self.listeners;
         listeners.last += 1;
-        listeners.all.insert(listeners.last, Listener { service, address, limit: backlog, backlog: Vec::new() });
+        let backlog = Backlog::new(backlog.min(listeners.max_backlog));
+        listeners.all.insert(listeners.last, Listener { service, address, backlog });
         listeners.last
     }
 
     /// Removes a listener. Returns the requests that the program has not taken; release them.
     pub fn close_listener(&mut self, listener: ListenerId) -> Vec<ConnectionId> {
         let removed = self.listeners.all.remove(&listener);
-        removed.into_iter().flat_map(|listener| listener.backlog).map(|(id, _)| id).collect()
+        removed.into_iter().flat_map(|listener| listener.backlog.into_ids()).collect()
     }
 
     /// Takes a request or lookup from the backlog of its listener, which makes room for another one.
@@ -96,25 +111,43 @@ impl Manager {
     pub(super) fn leave_backlog(&mut self, id: ConnectionId) {
         let of_connection = self.connections.get_mut(&id).and_then(|connection| connection.backlog_of.take());
         let listener = of_connection.or_else(|| self.lookups.take_backlog(id));
-        if let Some(listener) = listener.and_then(|listener| self.listeners.all.get_mut(&listener)) {
-            listener.backlog.retain(|(of, _)| *of != id);
+        if let Some(backlog) = listener.and_then(|listener| self.listeners.backlog(listener)) {
+            backlog.remove(id);
         }
     }
 
-    /// Adds a request or lookup to a backlog. Returns whether there was room.
-    ///
-    /// A full backlog gives the place of the newest request of the address that has the most requests to an address that has
-    /// fewer. So a peer that floods a listener does not keep others from it.
-    pub(super) fn enter_backlog(&mut self, listener: ListenerId, id: ConnectionId, from: Peer) -> bool {
-        let Some(of) = self.listeners.all.get_mut(&listener) else { return false };
-        if of.backlog.len() >= of.limit {
-            let Some(victim) = displaced(&of.backlog, from.address) else { return false };
-            self.withdraw(victim);
+    pub(super) fn enter_backlog(&mut self, listener: ListenerId, id: ConnectionId, from: Peer, is_repeated: bool) {
+        if let Some(backlog) = self.listeners.backlog(listener) {
+            backlog.push(id, from.address, is_repeated);
         }
-        if let Some(of) = self.listeners.all.get_mut(&listener) {
-            of.backlog.push((id, from.address));
+    }
+
+    /// Notes that the peer has retransmitted a request or lookup that may be in a backlog.
+    pub(super) fn repeat_in_backlog(&mut self, id: ConnectionId) {
+        let of_connection = self.connections.get(&id).and_then(|connection| connection.backlog_of);
+        let listener = of_connection.or_else(|| self.lookups.backlog_of(id));
+        if let Some(backlog) = listener.and_then(|listener| self.listeners.backlog(listener)) {
+            backlog.repeat(id);
         }
+    }
+
+    /// Makes a place in a backlog for a request or lookup. Returns whether there is one.
+    pub(super) fn make_place(&mut self, listener: ListenerId, from: Peer, is_repeated: bool) -> bool {
+        let Some(backlog) = self.listeners.backlog(listener) else { return false };
+        if !backlog.is_full() {
+            return true;
+        }
+        let Some(id) = backlog.displaced_by(from.address, is_repeated) else { return false };
+        self.withdraw(id);
         true
+    }
+
+    pub(super) fn was_dropped(&self, from: Peer, guid: u64, remote_id: u32) -> bool {
+        self.listeners.dropped.contains(from.address, guid, remote_id)
+    }
+
+    pub(super) fn note_dropped(&mut self, from: Peer, guid: u64, remote_id: u32) {
+        self.listeners.dropped.insert(from.address, guid, remote_id);
     }
 
     /// Removes a request that the program has not taken, as if it had not arrived. The peer retransmits it.
@@ -127,16 +160,4 @@ impl Manager {
         }
         self.push_event(Event::Withdrawn { id });
     }
-}
-
-/// The request that gives its place to a request from `address`, if that address has fewer requests than another one.
-fn displaced(backlog: &[(ConnectionId, IpAddr)], address: IpAddr) -> Option<ConnectionId> {
-    let mut counts = BTreeMap::<IpAddr, usize>::new();
-    for (_, from) in backlog {
-        *counts.entry(*from).or_default() += 1;
-    }
-    let own = counts.get(&address).copied().unwrap_or(0);
-    let (most, count) = counts.into_iter().max_by_key(|(_, count)| *count)?;
-    // Two addresses that both flood the listener must not displace each other for ever.
-    (count > own + 1).then(|| backlog.iter().rev().find(|(_, from)| *from == most).map(|(id, _)| *id))?
 }

@@ -1,11 +1,12 @@
 //! Lookups of datagram services: SIDR_REQ and SIDR_REP.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::events::Event;
 use super::listeners::is_plausible;
 use super::manager::{Manager, encode};
+use super::timers::Timers;
 use super::{CallError, ConnectionId, ListenerId, Peer};
 use crate::transport::Time;
 use crate::wire::cm::{AdditionalInfo, IpHeader, MAD_LEN, Message, SidrRep, SidrReq, SidrStatus};
@@ -19,8 +20,8 @@ pub(super) struct Lookups {
     served: BTreeMap<ConnectionId, ServedLookup>,
     /// The same by the address and the id of the peer, to detect duplicates.
     by_remote_id: BTreeMap<(IpAddr, u32), ConnectionId>,
-    /// Answered lookups of peers, the oldest first.
-    answered: VecDeque<ConnectionId>,
+    /// When the answered lookups of peers are forgotten.
+    pub(super) answered: Timers,
 }
 
 /// A lookup of this side that is not answered yet.
@@ -62,13 +63,31 @@ impl Lookups {
         self.served.get_mut(&id)?.backlog_of.take()
     }
 
+    pub(super) fn backlog_of(&self, id: ConnectionId) -> Option<ListenerId> {
+        self.served.get(&id)?.backlog_of
+    }
+
+    pub(super) fn in_backlogs(&self) -> impl Iterator<Item = (ConnectionId, Option<ListenerId>)> + '_ {
+        self.served.iter().map(|(id, served)| (*id, served.backlog_of))
+    }
+
+    /// Panics if the indexes do not agree.
+    pub(super) fn assert_consistent(&self) {
+        assert_eq!(self.by_remote_id.len(), self.served.len());
+        for (key, id) in &self.by_remote_id {
+            let served = &self.served[id];
+            assert_eq!(*key, (served.from.address, served.remote_id));
+        }
+        for (id, served) in &self.served {
+            assert_eq!(served.answer.is_some(), self.answered.has(*id), "the answer of {id:#x}");
+        }
+    }
+
     fn remove_served(&mut self, id: ConnectionId) {
         if let Some(removed) = self.served.remove(&id) {
             self.by_remote_id.remove(&(removed.from.address, removed.remote_id));
         }
-        if let Some(at) = self.answered.iter().position(|of| *of == id) {
-            self.answered.remove(at);
-        }
+        self.answered.clear(id);
     }
 }
 
@@ -78,9 +97,9 @@ impl Manager {
     /// # Errors
     /// [`CallError::Full`].
     pub fn look_up(&mut self, now: Time, to: Peer, request: SidrReq) -> Result<ConnectionId, CallError> {
-        self.check_room()?;
-        let (id, transaction) = (self.new_id(), self.new_transaction());
-        let mad = encode(transaction, Message::SidrReq(SidrReq { id, ..request }));
+        self.make_room(now)?;
+        let id = self.new_id();
+        let mad = encode(self.transaction(id), Message::SidrReq(SidrReq { id, ..request }));
         self.lookups.own.insert(id, OwnLookup { to, retries: 0, mad: mad.clone() });
         self.timers.set(id, now + self.config.backoff.interval(0));
         self.transmit(to, mad);
@@ -106,12 +125,13 @@ impl Manager {
         }
     }
 
-    pub(super) fn handle_sidr_req(&mut self, from: Peer, transaction: u64, request: SidrReq) {
+    pub(super) fn handle_sidr_req(&mut self, now: Time, from: Peer, transaction: u64, request: SidrReq) {
         let key = (from.address, request.id);
         if let Some(id) = self.lookups.by_remote_id.get(&key) {
-            let answer = self.lookups.served.get(id).and_then(|served| served.answer.clone());
-            if let Some(answer) = answer {
-                self.transmit(from, answer);
+            let id = *id;
+            match self.lookups.served.get(&id).and_then(|served| served.answer.clone()) {
+                Some(answer) => self.transmit(from, answer),
+                None => self.repeat_in_backlog(id),
             }
             return;
         }
@@ -123,18 +143,23 @@ impl Manager {
             let reply = SidrRep { id: request.id, status, service, ..empty_reply() };
             return self.send(from, transaction, Message::SidrRep(reply));
         };
-        if self.check_room().is_err() {
-            return;
+        let is_repeated = self.was_dropped(from, 0, request.id);
+        if !self.make_place(listener, from, is_repeated) || self.make_room(now).is_err() {
+            return self.note_dropped(from, 0, request.id);
         }
         let id = self.new_id();
-        if !self.enter_backlog(listener, id, from) {
-            return;
-        }
+        self.enter_backlog(listener, id, from, is_repeated);
         let remote_id = request.id;
         let served = ServedLookup { from, remote_id, transaction, service, backlog_of: Some(listener), answer: None };
         self.lookups.served.insert(id, served);
         self.lookups.by_remote_id.insert(key, id);
         self.push_event(Event::Lookup { listener, id, header, request: Box::new(request), peer: from });
+    }
+
+    /// Number of answered lookups of peers, and number of lookups that are not answered yet.
+    #[must_use]
+    pub fn lookup_counts(&self) -> (usize, usize) {
+        (self.lookups.answered.len(), self.lookups.live())
     }
 
     /// Answers a lookup of a peer. `reply` has all fields except the id and the service.
@@ -149,14 +174,12 @@ impl Manager {
         let answer = encode(served.transaction, Message::SidrRep(reply));
         served.answer = Some(answer.clone());
         let from = served.from;
-        self.lookups.answered.push_back(id);
+        self.lookups.answered.set(id, now + self.config.timewait);
         if self.lookups.answered.len() > self.config.max_timewait {
-            if let Some(oldest) = self.lookups.answered.front().copied() {
-                self.timers.clear(oldest);
+            if let Some((_, oldest)) = self.lookups.answered.first() {
                 self.lookups.remove_served(oldest);
             }
         }
-        self.timers.set(id, now + self.config.timewait);
         self.transmit(from, answer);
         Ok(())
     }

@@ -1,6 +1,7 @@
-//! The connections of a device, and what is common to all their states.
+//! The manager: the connections of a device, its timers and its queues.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -9,12 +10,18 @@ use super::connection::{Connection, Ended, Negotiated, Phase};
 use super::events::{Event, Transmit};
 use super::listeners::Listeners;
 use super::lookup::Lookups;
+use super::random::Random;
 use super::timers::Timers;
 use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
 use crate::wire::cm::{MAD_LEN, Mad, Message};
 
 /// Settings of a [`Manager`].
+///
+/// They limit its memory. A connection or lookup takes at most 768 bytes, also in timewait and in a backlog. With the default limits of
+/// [`Config::new`] that is 84 MiB. A flooded listener whose program takes no requests takes 1024 times as much, 768 KiB, and the
+/// memory of dropped requests takes 128 KiB. Each call adds at most three events and three MADs, except [`Manager::expire`], so the
+/// queues stay short if the owner empties them after each call.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
     /// GUID of this incarnation of the device. No other device and no earlier incarnation has it.
@@ -23,12 +30,15 @@ pub struct Config {
     pub seed: u64,
     /// Intervals between retransmissions.
     pub backoff: Backoff,
-    /// Time that a connection stays in timewait. Longer than a packet stays in the network, and than the longest interval.
+    /// Time that a connection stays in timewait: longer than a packet and its answer stay in the network.
     pub timewait: Duration,
     /// Maximum number of connections and lookups, without those in timewait.
     pub max_connections: usize,
-    /// Maximum number of connections in timewait, and of answered lookups. Beyond it the oldest ones leave early.
+    /// Maximum number of connections in timewait, of rejected requests, and of answered lookups. Beyond it the oldest ones are
+    /// forgotten early.
     pub max_timewait: usize,
+    /// Maximum number of requests and lookups in a backlog, if the listener does not ask for fewer.
+    pub max_backlog: usize,
 }
 
 impl Config {
@@ -42,6 +52,7 @@ impl Config {
             timewait: Duration::from_secs(1),
             max_connections: 1 << 16,
             max_timewait: 1 << 14,
+            max_backlog: 1 << 10,
         }
     }
 }
@@ -51,19 +62,23 @@ impl Config {
 pub struct Manager {
     pub(super) config: Config,
     random: Random,
-    transactions: u32,
     pub(super) connections: BTreeMap<ConnectionId, Connection>,
     /// Connections by address, GUID and local id of the peer, to detect duplicate REQs.
     pub(super) by_remote_id: BTreeMap<(IpAddr, u64, u32), ConnectionId>,
-    /// Connections by address, GUID and queue pair number of the peer, to detect stale connections.
-    pub(super) by_remote_qpn: BTreeMap<(IpAddr, u64, u32), ConnectionId>,
+    /// Connections by address and queue pair number of the peer, to detect stale connections.
+    pub(super) by_remote_qpn: BTreeMap<(IpAddr, u32), ConnectionId>,
     /// Connections by local queue pair number.
     pub(super) by_local_qpn: BTreeSet<(u32, ConnectionId)>,
-    /// Connections in timewait, the oldest first.
-    in_timewait: VecDeque<ConnectionId>,
     pub(super) listeners: Listeners,
     pub(super) lookups: Lookups,
+    /// Retransmissions of connections and of lookups.
     pub(super) timers: Timers,
+    /// Ends of timewait of connections with a queue pair.
+    pub(super) timewait: Timers,
+    /// Ends of timewait of requests that were rejected, so that no queue pair has ever been connected.
+    pub(super) rejected: Timers,
+    /// Accepted connections that the peer has not answered, and when another connection may take their place.
+    pub(super) half_open: Timers,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
 }
@@ -74,15 +89,16 @@ impl Manager {
     pub fn new(config: Config) -> Self {
         Manager {
             random: Random(config.seed),
-            transactions: 0,
             connections: BTreeMap::new(),
             by_remote_id: BTreeMap::new(),
             by_remote_qpn: BTreeMap::new(),
             by_local_qpn: BTreeSet::new(),
-            in_timewait: VecDeque::new(),
-            listeners: Listeners::default(),
+            listeners: Listeners::new(&config),
             lookups: Lookups::default(),
             timers: Timers::default(),
+            timewait: Timers::default(),
+            rejected: Timers::default(),
+            half_open: Timers::default(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             config,
@@ -100,7 +116,7 @@ impl Manager {
             Message::Rtu(rtu) => self.handle_rtu(from, transaction, &rtu),
             Message::Dreq(dreq) => self.handle_dreq(now, from, transaction, &dreq),
             Message::Drep(drep) => self.handle_drep(now, from, &drep),
-            Message::SidrReq(request) => self.handle_sidr_req(from, transaction, request),
+            Message::SidrReq(request) => self.handle_sidr_req(now, from, transaction, request),
             Message::SidrRep(reply) => self.handle_sidr_rep(from, reply),
             Message::Lap(lap) => self.handle_lap(from, transaction, &lap),
             // This side sends no LAP.
@@ -121,13 +137,13 @@ impl Manager {
     /// When to call [`Manager::expire`].
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
-        self.timers.first()
+        self.first_timer().map(|(at, _)| at)
     }
 
     /// Handles the timers that have expired.
     pub fn expire(&mut self, now: Time) {
-        while let Some(id) = self.timers.take_expired(now) {
-            self.handle_timeout(now, id);
+        while let Some((_, id)) = self.first_timer().filter(|(at, _)| *at <= now) {
+            self.expire_one(now, id);
         }
     }
 
@@ -135,14 +151,23 @@ impl Manager {
     ///
     /// A test that explores every order of timers and messages uses this.
     pub fn expire_one(&mut self, now: Time, id: ConnectionId) {
-        if self.timers.clear(id) {
+        let all = [&mut self.timers, &mut self.timewait, &mut self.rejected, &mut self.lookups.answered];
+        if all.into_iter().any(|timers| timers.clear(id)) {
             self.handle_timeout(now, id);
         }
     }
 
     /// The connections and lookups with a timer.
     pub fn armed(&self) -> impl Iterator<Item = ConnectionId> + '_ {
-        self.timers.ids()
+        self.all_timers().into_iter().flat_map(Timers::ids)
+    }
+
+    fn first_timer(&self) -> Option<(Time, ConnectionId)> {
+        self.all_timers().into_iter().filter_map(Timers::first).min()
+    }
+
+    fn all_timers(&self) -> [&Timers; 4] {
+        [&self.timers, &self.timewait, &self.rejected, &self.lookups.answered]
     }
 
     fn handle_timeout(&mut self, now: Time, id: ConnectionId) {
@@ -180,14 +205,22 @@ impl Manager {
     /// Number of connections: those in timewait, and all others.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
-        (self.in_timewait.len(), self.connections.len() - self.in_timewait.len())
+        let ended = self.timewait.len() + self.rejected.len();
+        (ended, self.connections.len() - ended)
     }
 
+    /// Makes room for one more connection or lookup. If the manager is full, the connection that has waited longest for an RTU fails.
+    ///
     /// # Errors
-    /// [`CallError::Full`] if there is no room for one more connection or lookup.
-    pub(super) fn check_room(&self) -> Result<(), CallError> {
+    /// [`CallError::Full`] if no connection has waited for as long as a peer needs to answer.
+    pub(super) fn make_room(&mut self, now: Time) -> Result<(), CallError> {
         let (_, live) = self.counts();
-        if live + self.lookups.live() < self.config.max_connections { Ok(()) } else { Err(CallError::Full) }
+        if live + self.lookups.live() < self.config.max_connections {
+            return Ok(());
+        }
+        let (_, id) = self.half_open.first().filter(|(at, _)| *at <= now).ok_or(CallError::Full)?;
+        self.give_up_half_open(now, id);
+        Ok(())
     }
 
     /// Draws an id that nothing uses.
@@ -200,10 +233,9 @@ impl Manager {
         }
     }
 
-    /// Draws the transaction id of a request. Its upper half names this incarnation of the device.
-    pub(super) fn new_transaction(&mut self) -> u64 {
-        self.transactions = self.transactions.wrapping_add(1);
-        (self.config.guid << 32) ^ u64::from(self.transactions)
+    /// The transaction id of the requests of a connection or lookup. Its lower half is the local id, like in Linux.
+    pub(super) fn transaction(&self, id: ConnectionId) -> u64 {
+        (self.config.guid << 32) ^ u64::from(id)
     }
 
     /// Sends a message once.
@@ -220,7 +252,7 @@ impl Manager {
     pub(super) fn send_until_answered(&mut self, now: Time, id: ConnectionId, transaction: u64, message: Message) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let mad = encode(transaction, message);
-        (connection.message, connection.retries, connection.extra_retries) = (Some(mad.clone()), 0, 0);
+        connection.enter(connection.phase, Some(mad.clone()));
         let to = connection.peer;
         self.timers.set(id, now + self.config.backoff.interval(0));
         self.transmit(to, mad);
@@ -230,7 +262,7 @@ impl Manager {
     pub(super) fn advance(&mut self, id: ConnectionId, phase: Phase) {
         self.timers.clear(id);
         if let Some(connection) = self.connections.get_mut(&id) {
-            (connection.phase, connection.message) = (phase, None);
+            connection.enter(phase, None);
         }
     }
 
@@ -260,6 +292,12 @@ impl Manager {
         is_from_peer.then_some(local_id)
     }
 
+    /// Finds the connection that a message is for, if no REP has arrived for it, so that the id of the peer is not known.
+    pub(super) fn find_unanswered(&self, from: Peer, local_id: u32) -> Option<ConnectionId> {
+        let connection = self.connections.get(&local_id)?;
+        (connection.phase == Phase::ReqSent && connection.peer.address == from.address).then_some(local_id)
+    }
+
     /// Moves a connection to timewait. `answer` is sent in response to duplicates.
     pub(super) fn enter_timewait(
         &mut self,
@@ -275,21 +313,20 @@ impl Manager {
         if connection.is_in_timewait() {
             return;
         }
-        (connection.phase, connection.message) = (Phase::Timewait(ended), answer);
-        self.timers.set(id, now + self.config.timewait);
-        self.in_timewait.push_back(id);
-        if self.in_timewait.len() > self.config.max_timewait {
-            if let Some(oldest) = self.in_timewait.front().copied() {
-                self.leave_timewait(oldest);
-            }
+        connection.enter(Phase::Timewait(ended), answer);
+        let has_qp = connection.negotiated.local_qpn != 0;
+        self.timers.clear(id);
+        self.half_open.clear(id);
+        let timewait = if has_qp { &mut self.timewait } else { &mut self.rejected };
+        timewait.set(id, now + self.config.timewait);
+        if timewait.len() > self.config.max_timewait {
+            let oldest = timewait.first();
+            oldest.into_iter().for_each(|(_, id)| self.leave_timewait(id));
         }
     }
 
     /// Removes a connection from timewait, and its ids and queue pair numbers from use.
     pub(super) fn leave_timewait(&mut self, id: ConnectionId) {
-        if let Some(at) = self.in_timewait.iter().position(|of| *of == id) {
-            self.in_timewait.remove(at);
-        }
         let is_disconnected = self.phase(id) == Some(Phase::Timewait(Ended::Disconnected));
         if is_disconnected {
             self.report(id, Event::TimewaitExit { id });
@@ -299,7 +336,9 @@ impl Manager {
 
     /// Removes a connection.
     pub(super) fn remove(&mut self, id: ConnectionId) {
-        self.timers.clear(id);
+        for timers in [&mut self.timers, &mut self.timewait, &mut self.rejected, &mut self.half_open] {
+            timers.clear(id);
+        }
         self.forget_remote_qpn(id);
         let Some(connection) = self.connections.remove(&id) else { return };
         let Connection { peer, guid, remote_id, negotiated, .. } = connection;
@@ -313,27 +352,24 @@ impl Manager {
     /// Lets the peer use its queue pair for another connection.
     pub(super) fn forget_remote_qpn(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get(&id) else { return };
-        let key = (connection.peer.address, connection.guid, connection.negotiated.remote_qpn);
+        let key = (connection.peer.address, connection.negotiated.remote_qpn);
         if self.by_remote_qpn.get(&key) == Some(&id) {
             self.by_remote_qpn.remove(&key);
         }
     }
 }
 
+impl Hash for Manager {
+    /// Leaves out the events, whose messages have no hash.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.config, &self.random, &self.connections).hash(state);
+        (&self.by_remote_id, &self.by_remote_qpn, &self.by_local_qpn).hash(state);
+        (&self.listeners, &self.lookups, &self.timers, &self.timewait, &self.rejected, &self.half_open).hash(state);
+        (&self.transmits, self.events.len()).hash(state);
+    }
+}
+
 /// Encodes a message to keep or to send.
 pub(super) fn encode(transaction: u64, message: Message) -> Box<[u8; MAD_LEN]> {
     Box::new(Mad { transaction, message }.encode())
-}
-
-/// The SplitMix64 generator. Any seed is good.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
 }

@@ -9,17 +9,33 @@
 //! failed or ended connection stays in timewait, where it answers duplicates, and where neither its ids nor its queue pair
 //! number are used again.
 //!
-//! The behaviour follows Linux (`drivers/infiniband/core/cm.c`), with these differences, which keep the two sides from disagreeing:
+//! The behaviour follows Linux (`drivers/infiniband/core/cm.c`), with these differences. Most of them keep the two sides from
+//! disagreeing about a connection:
 //!
 //! - A connection that the program has released still retransmits its DREQ. Linux sends one, and if it is lost, the peer does not
 //!   learn that the connection has ended.
-//! - A duplicate of a rejected REQ gets the same REJ again, and a REP or RTU for a connection that has failed here gets a REJ or
-//!   DREQ. Linux ignores them, and the peer retransmits until its retries are exhausted.
-//! - If the requests of a flood fill a backlog, requests from other addresses take the place of some of them.
+//! - A duplicate of a rejected REQ or REP gets the same REJ again. A REP for a connection that has failed or is unknown gets a REJ,
+//!   and an RTU gets a REJ or DREQ. Linux ignores some of them, and the peer retransmits until its retries are exhausted.
+//! - A DREQ or REJ ends a request although the REP, which it has overtaken, has not arrived. Otherwise the late REP would establish a
+//!   connection that the peer has forgotten.
+//! - A queue pair number belongs to one connection of an address, whatever the GUID. If a REQ or REP names the number of another
+//!   connection, the peer was restarted, or its DREQs were lost. The message is rejected as stale, and the old connection ends.
+//! - A passive side that gives up its REP sends a REJ, and then DREQs until the peer confirms one. The peer may have established the
+//!   connection.
+//! - An MRA raises the number of retransmissions but does not delay them, since the RTU that ends the wait may be lost.
+//! - If the requests of a flood fill a backlog, requests from other addresses take the place of some of them, and so do
+//!   retransmissions. If accepted requests of a flood fill the manager, it gives up the connection that has waited longest for an RTU.
+//!
+//! tests/cm_explorer explores the states of two managers and shows that both sides reach the same verdict, and that no queue pair
+//! number is reused while the peer still uses it. This holds if at least one transmission of each message arrives, and if timewait
+//! is longer than a packet and its answer stay in the network. A peer that loses its state while a connection is established is
+//! noticed by the layer above, which then releases the connection, or by a message for that connection.
 
 mod active;
+mod backlog;
 mod backoff;
 mod connection;
+mod consistency;
 mod end;
 mod events;
 mod gone;
@@ -27,6 +43,7 @@ mod listeners;
 mod lookup;
 mod manager;
 mod passive;
+mod random;
 mod timers;
 
 pub use backoff::Backoff;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::active::SERVICE_TIMEOUT;
 use super::connection::{Connection, Ended, Negotiated, Phase};
-use super::end::rej;
 use super::events::Event;
 use super::listeners::is_plausible;
 use super::manager::{Manager, encode};
@@ -21,26 +20,29 @@ impl Manager {
         if let Some(id) = self.by_remote_id.get(&key).copied() {
             return self.handle_duplicate_req(from, transaction, id);
         }
-        let reject = |reason| Message::Rej(rej(0, req.local_id, Answered::Req, reason));
+        let reject = |reason| Message::Rej(self.rej(0, req.local_id, Answered::Req, reason));
         let header = IpHeader::decode(&req.private_data).filter(|header| is_plausible(header, from));
         let listener = header.as_ref().and_then(|header| self.listeners.find(req.service, header.destination));
         let (Some(header), Some(listener)) = (header, listener) else {
-            return self.send(from, transaction, reject(RejectReason::INVALID_SERVICE_ID));
+            let answer = reject(RejectReason::INVALID_SERVICE_ID);
+            return self.send(from, transaction, answer);
         };
-        let stale = (from.address, req.guid, req.qpn);
+        let stale = (from.address, req.qpn);
         if let Some(old) = self.by_remote_qpn.get(&stale).copied() {
-            self.send(from, transaction, reject(RejectReason::STALE_CONN));
-            // The peer uses its queue pair for something else, so the old connection has ended there.
-            _ = self.disconnect(now, old);
-            return;
+            let answer = reject(RejectReason::STALE_CONN);
+            self.send(from, transaction, answer);
+            return self.end_stale(now, old);
         }
-        if self.check_room().is_err() {
-            return self.send(from, transaction, reject(RejectReason::NO_RESOURCES));
+        let no_resources = reject(RejectReason::NO_RESOURCES);
+        let is_repeated = self.was_dropped(from, req.guid, req.local_id);
+        if !self.make_place(listener, from, is_repeated) {
+            return self.note_dropped(from, req.guid, req.local_id);
+        }
+        if self.make_room(now).is_err() {
+            return self.send(from, transaction, no_resources);
         }
         let id = self.new_id();
-        if !self.enter_backlog(listener, id, from) {
-            return;
-        }
+        self.enter_backlog(listener, id, from, is_repeated);
         let mut connection = Connection::new(Phase::ReqReceived, from, transaction, Negotiated::of_request(&req));
         (connection.remote_id, connection.guid) = (Some(req.local_id), req.guid);
         connection.backlog_of = Some(listener);
@@ -54,6 +56,7 @@ impl Manager {
         let Some(connection) = self.connections.get(&id) else { return };
         match (connection.phase, connection.remote_id) {
             (Phase::ReqReceived, Some(remote_id)) => {
+                self.repeat_in_backlog(id);
                 let mra = Mra {
                     local_id: id,
                     remote_id,
@@ -66,7 +69,7 @@ impl Manager {
             (Phase::Timewait(_), Some(remote_id)) => match connection.message.clone() {
                 Some(answer) => self.transmit(from, answer),
                 None => {
-                    let answer = rej(id, remote_id, Answered::Req, RejectReason::STALE_CONN);
+                    let answer = self.rej(id, remote_id, Answered::Req, RejectReason::STALE_CONN);
                     self.send(from, transaction, Message::Rej(answer));
                 }
             },
@@ -89,6 +92,7 @@ impl Manager {
         let transaction = connection.transaction;
         self.leave_backlog(id);
         self.by_local_qpn.insert((reply.qpn, id));
+        self.half_open.set(id, now + self.config.backoff.interval(0) * 2);
         self.advance(id, Phase::RepSent);
         self.send_until_answered(now, id, transaction, Message::Rep(reply));
         Ok(())
@@ -113,7 +117,7 @@ impl Manager {
         };
         let (peer, transaction) = (connection.peer, connection.transaction);
         let remote_id = connection.remote_id.ok_or(CallError::State)?;
-        let rejection = Rej { private_data, ..rej(id, remote_id, answers, reason) };
+        let rejection = Rej { private_data, ..self.rej(id, remote_id, answers, reason) };
         let answer = encode(transaction, Message::Rej(rejection));
         self.transmit(peer, answer.clone());
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -127,7 +131,7 @@ impl Manager {
         let Some(id) = self.find(from, rtu.remote_id, rtu.local_id) else {
             // The peer believes in a connection of which this side knows nothing, for example since it was restarted.
             if !self.connections.contains_key(&rtu.remote_id) {
-                let answer = rej(rtu.remote_id, rtu.local_id, Answered::Other, RejectReason::INVALID_COMM_ID);
+                let answer = self.rej(rtu.remote_id, rtu.local_id, Answered::Other, RejectReason::INVALID_COMM_ID);
                 self.send(from, transaction, Message::Rej(answer));
             }
             return;
@@ -147,6 +151,7 @@ impl Manager {
     }
 
     fn confirm(&mut self, id: ConnectionId) {
+        self.half_open.clear(id);
         self.advance(id, Phase::Established);
         self.report(id, Event::Established { id });
     }

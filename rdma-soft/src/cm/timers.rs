@@ -28,15 +28,17 @@ impl Timers {
         }
     }
 
-    /// The time of the earliest timer.
-    pub(super) fn first(&self) -> Option<Time> {
-        self.by_time.first().map(|(at, _)| *at)
+    /// The earliest timer.
+    pub(super) fn first(&self) -> Option<(Time, ConnectionId)> {
+        self.by_time.first().copied()
     }
 
-    /// Takes a timer that has expired.
-    pub(super) fn take_expired(&mut self, now: Time) -> Option<ConnectionId> {
-        let (at, id) = *self.by_time.first()?;
-        (at <= now && self.clear(id)).then_some(id)
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(super) fn has(&self, id: ConnectionId) -> bool {
+        self.by_id.contains_key(&id)
     }
 
     /// The connections with a timer.
