@@ -8,10 +8,10 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::test::ALL_MODES;
+use crate::test::{ALL_MODES, SCALE};
 use crate::{process, softroce};
 
-/// Repeats tests for hours: seeds of packet loss, floods, guests, UCX and Open MPI, Miri; and tests the tests with mutants
+/// Repeats tests for hours: seeds of packet loss, floods, states of connections, guests, UCX and Open MPI, Miri; and tests the tests with mutants
 ///
 /// `cargo xtask test --full` runs fewer rounds of these, Miri with one interface for each test, and no mutants. Every part
 /// runs, even after a failure. The exit status is the status of the first failed part.
@@ -44,6 +44,8 @@ enum Part {
     Seeds,
     /// Clients that send more than their share, on soft0
     Floods,
+    /// More states and random runs of soft0's connection manager, and more hostile messages
+    Explore,
     /// UCX and Open MPI on soft0
     Foreign,
     /// The device tests in a SoftRoCE guest
@@ -61,6 +63,7 @@ impl Part {
         let words: &[&str] = match self {
             Part::Seeds => &["--only", "soft", "--seeds", &seeds, "--first-seed", &first],
             Part::Floods => &["--only", "soft", "--seeds", "0", "--repeat", &repeat, "--", "floods"],
+            Part::Explore => &["--only", "explore"],
             Part::Foreign => &["--only", "foreign", "--repeat", &repeat],
             Part::Guests => &["--only", "device", "--repeat", &repeat],
             Part::Miri => &["--only", "miri"],
@@ -75,6 +78,9 @@ impl Part {
         }
         let mut command = Command::new(softroce::THIS_PROGRAM);
         command.arg("test").args(self.words(args));
+        if self == Part::Explore {
+            command.env(SCALE, "soak");
+        }
         if self == Part::Miri {
             command.env(ALL_MODES, "1");
         }

@@ -1,4 +1,4 @@
-//! Random mutants of the data path, which the quick tests must notice: `cargo mutants` with a fixed selection.
+//! Random mutants of the data path and of connection management, which the quick tests must notice: `cargo mutants` with a fixed selection.
 
 use std::fs;
 use std::process::Command;
@@ -9,10 +9,11 @@ use serde::Deserialize;
 use crate::{process, workspace};
 
 /// The code that is mutated.
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "rdma-safe/src/endpoint/**",
     "rdma-safe/src/post/**",
     "rdma-safe/src/cq/**",
+    "rdma-soft/src/cm/**",
     "rdma-soft/src/transport/**",
     "rdma-soft/src/net/**",
 ];

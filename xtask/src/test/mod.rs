@@ -7,6 +7,7 @@ mod args;
 mod artifacts;
 mod coverage;
 mod device;
+mod explore;
 mod foreign;
 mod hosts;
 pub(crate) mod inside;
@@ -35,6 +36,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 pub(crate) use self::args::Args;
+pub(crate) use self::explore::SCALE;
 use self::libtest::Output;
 pub(crate) use self::miri::ALL_MODES;
 use self::progress::{Progress, time_left};

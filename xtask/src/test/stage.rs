@@ -15,6 +15,8 @@ pub(super) enum Stage {
     Soft,
     /// Tests on an RDMA device, on SoftRoCE
     Device,
+    /// The connection manager of soft0: its states, random runs and hostile peers, in a release build
+    Explore,
     /// cargo clippy with warnings denied
     Clippy,
     /// Examples in the documentation
@@ -96,6 +98,7 @@ impl Stage {
             Stage::Doctest | Stage::Aarch64 => 30,
             Stage::Miri => 1200,
             Stage::Sanitize | Stage::Foreign | Stage::Hosts => 180,
+            Stage::Explore => 240,
         }
     }
 }
@@ -107,6 +110,6 @@ mod tests {
     #[test]
     fn a_stage_is_called_as_on_the_command_line() {
         assert_eq!(Stage::Aarch64.name(), "aarch64");
-        assert_eq!(Stage::value_variants().len(), 17);
+        assert_eq!(Stage::value_variants().len(), 18);
     }
 }

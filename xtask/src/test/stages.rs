@@ -14,7 +14,8 @@ use super::stage::Stage;
 use super::stage_run::directory;
 use super::watch::{run_all, watch, whole, whole_of};
 use super::{
-    Args, Outcome, device, foreign, hosts, miri, msrv, overhead, package, program_report, sanitize, soft, toolchain,
+    Args, Outcome, device, explore, foreign, hosts, miri, msrv, overhead, package, program_report, sanitize, soft,
+    toolchain,
 };
 use crate::{bindgen, headers, workspace};
 
@@ -55,6 +56,7 @@ impl Stage {
             Stage::Miri => miri::run(args),
             Stage::Sanitize => sanitize::run(args),
             Stage::Soft => soft::run(args),
+            Stage::Explore => explore::run(args),
             Stage::Foreign => foreign::run(args),
             Stage::Device => device::run(args),
             Stage::Hosts => hosts::run(args),
