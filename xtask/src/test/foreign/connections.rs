@@ -18,7 +18,7 @@ enum Start {
     ListensByTcp,
     /// An id listens at this port, which the program cannot change. The server is bound to an address of its own.
     ListensAt(u16),
-    /// The server has written this.
+    /// The server has written this line. It runs under `stdbuf`, since it buffers what it writes to a pipe.
     Writes(&'static str),
 }
 
@@ -77,7 +77,7 @@ const LIBRDMACM: [Case; 12] = [
     Case::new("cmtime -c 100 -p PORT", "cmtime -c 100 -p PORT -s 127.0.0.1", 3 * 100 * 256)
         .killed()
         .said("", "destroy      :"),
-    Case::new("mckey -m 239.1.2.3 -C 20 -S 1000", "mckey -s -m 239.1.2.3 -C 20 -S 1000", 20_000)
+    Case::new("stdbuf -oL mckey -m 239.1.2.3 -C 20 -S 1000", "mckey -s -m 239.1.2.3 -C 20 -S 1000", 20_000)
         .start(Start::Writes("joined dgid"))
         .said("return status 0", "return status 0"),
     Case::new("rdma_server -p PORT", "rdma_client -p PORT", 16).said("rdma_server: end 0", "rdma_client: end 0"),
@@ -169,7 +169,7 @@ fn own_address() -> String {
 fn command(root: &Root, line: &str) -> Result<Command> {
     let mut words = line.split_whitespace();
     let mut command = root.command(words.next().context("no program")?)?;
-    command.args(words);
+    command.args(words.map(|word| root.path_of(word)));
     Ok(command)
 }
 

@@ -70,8 +70,7 @@ impl Root {
 
     /// Like [`Root::command`], without soft0.
     fn plain_command(&self, program: &str) -> Command {
-        let unpacked = self.programs().join(program);
-        let mut command = if unpacked.exists() { Command::new(unpacked) } else { Command::new(program) };
+        let mut command = Command::new(self.path_of(program));
         self.set_library_path(&mut command);
         let libraries = self.libraries();
         // These packages look for their modules and files where they would be installed.
@@ -85,6 +84,12 @@ impl Root {
             }
         }
         command
+    }
+
+    /// The path of a program of the packages. Any other word stays as it is.
+    pub(super) fn path_of(&self, word: &str) -> PathBuf {
+        let unpacked = self.programs().join(word);
+        if unpacked.is_file() { unpacked } else { word.into() }
     }
 
     /// The directory of the programs.
