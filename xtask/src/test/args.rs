@@ -15,7 +15,7 @@ use crate::softroce::Release;
 ///
 /// Stages `device` and `hosts` need QEMU, which root on Debian gets by apt, unless this machine has an rxe device.
 /// `miri` and `sanitize` need a nightly toolchain, `msrv` Rust 1.85; rustup installs them.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Run every stage, with all releases of guests and all seeds
     #[arg(long)]

@@ -22,11 +22,17 @@ const FAULTS: &str = "drop=0.05,reorder=0.05,dup=0.01";
 /// The package whose tests also run over a bad network. Other tests measure times, or have time limits that need a good network.
 const ROBUST: &str = "rdma-tests";
 
+/// A part of the names of the tests that connect by address. They also run with faults of control messages only, since they
+/// skip what needs each datagram to arrive if data may be lost, too.
+const CONNECTIONS: &str = "cm";
+
 /// The network between the tests' processes.
 #[derive(Clone, Copy, Default)]
 struct Network {
     /// The seed of the [`FAULTS`], if there are any.
     seed: Option<u64>,
+    /// Whether only messages of the connection manager have faults.
+    only_cm: bool,
     /// Whether processes exchange UDP packets, as hosts do, instead of using shared memory.
     is_by_udp: bool,
 }
@@ -34,11 +40,12 @@ struct Network {
 impl Network {
     /// A bad network: shared memory for odd seeds, UDP for even ones.
     fn bad(seed: u64) -> Network {
-        Network { seed: Some(seed), is_by_udp: seed % 2 == 0 }
+        Network { seed: Some(seed), is_by_udp: seed % 2 == 0, only_cm: false }
     }
 
     fn variables(self) -> Vec<(&'static str, String)> {
-        let faults = self.seed.map(|seed| ("RDMA_SOFT_FAULTS", format!("seed={seed},{FAULTS}")));
+        let only = if self.only_cm { ",only=cm" } else { "" };
+        let faults = self.seed.map(|seed| ("RDMA_SOFT_FAULTS", format!("seed={seed},{FAULTS}{only}")));
         let udp = self.is_by_udp.then(|| ("RDMA_SOFT_UDP", "1".to_owned()));
         faults.into_iter().chain(udp).collect()
     }
@@ -63,7 +70,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     for (seed, test) in
         seeds.flat_map(|seed| tests().filter(|test| test.package == ROBUST).map(move |test| (seed, test)))
     {
-        let of_seed = run_one(test, Network::bad(seed), args)?;
+        let network = Network::bad(seed);
+        let mut of_seed = run_one(test, network, args)?;
+        if args.arguments.is_empty() {
+            let args = Args { arguments: vec![CONNECTIONS.to_owned()], ..args.clone() };
+            of_seed += run_one(test, Network { only_cm: true, ..network }, &args)?;
+        }
         if of_seed.tally.failed > 0 {
             failed.push(seed);
         }
