@@ -55,8 +55,6 @@ struct State {
 
 pub(crate) struct Round {
     kind: Kind,
-    /// Next queue pair number of a connection without a queue pair.
-    next_number: AtomicU32,
     connections: Mutex<Vec<Arc<Connection>>>,
     by_id: Mutex<HashMap<CmId, Arc<Connection>>>,
     progress: Mutex<Progress>,
@@ -81,6 +79,9 @@ pub(crate) struct Common {
     domains: Mutex<Vec<Arc<Domain>>>,
     tasks: Sender<(Task, Arc<Connection>)>,
     round: Mutex<Arc<Round>>,
+    /// Next queue pair number of a connection without a queue pair. The next round uses other numbers, since the peer may have
+    /// connections of the last round whose disconnect requests were lost.
+    next_number: AtomicU32,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,10 +89,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Round {
-    pub(crate) fn new(kind: Kind, options: &Options) -> Arc<Self> {
+    pub(crate) fn new(kind: Kind) -> Arc<Self> {
         Arc::new(Round {
             kind,
-            next_number: AtomicU32::new(options.base_number),
             connections: Mutex::default(),
             by_id: Mutex::default(),
             progress: Mutex::default(),
@@ -202,6 +202,12 @@ impl State {
         Ok(result)
     }
 
+    fn parameters(&self, common: &Common) -> ConnectParameters {
+        let number = || common.next_number.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
+        let number = self.qp.as_ref().map_or_else(number, QueuePair::number);
+        ConnectParameters::new(number).responder_resources(1).initiator_depth(1)
+    }
+
     fn id(&mut self) -> Result<&mut Id> {
         self.id.as_mut().ok_or_else(|| "the connection has no id".into())
     }
@@ -222,17 +228,11 @@ impl Connection {
     }
 
     /// Sends the connection request.
-    pub(crate) fn connect(&self) -> Result<()> {
+    pub(crate) fn connect(&self, common: &Common) -> Result<()> {
         let mut state = locked(&self.state);
-        let parameters = self.parameters(&state);
+        let parameters = state.parameters(common);
         state.times.begin(Step::Connect);
         Ok(state.id()?.connect(&parameters)?)
-    }
-
-    fn parameters(&self, state: &State) -> ConnectParameters {
-        let number = || self.round.next_number.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
-        let number = state.qp.as_ref().map_or_else(number, QueuePair::number);
-        ConnectParameters::new(number).responder_resources(1).initiator_depth(1)
     }
 
     fn resolve_address(&self, state: &mut State, common: &Common) -> Result<()> {
@@ -302,7 +302,7 @@ impl Connection {
                 self.create_qp(state, common)?;
                 self.modify_qp(state, QueuePairState::INIT, Step::InitAttributes, Step::Init)?;
                 self.move_to_rts(state)?;
-                let parameters = self.parameters(state);
+                let parameters = state.parameters(common);
                 state.id()?.accept(&parameters)?;
             }
             Task::Disconnect if state.is_disconnected => {}
@@ -337,6 +337,7 @@ impl Common {
             domains: Mutex::default(),
             tasks,
             round: Mutex::new(round),
+            next_number: AtomicU32::new(options.base_number),
         });
         let receiver = Arc::new(Mutex::new(receiver));
         for _ in 0..options.threads {

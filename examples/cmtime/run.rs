@@ -53,7 +53,7 @@ fn listen(common: &Common, at: SocketAddr) -> Result<Id> {
 }
 
 fn instance(options: &Options) -> Result<Arc<Common>> {
-    Common::new(options, Round::new(Kind::QueuePairs, options))
+    Common::new(options, Round::new(Kind::QueuePairs))
 }
 
 pub(crate) fn client(options: &Options, server: &str) -> Result<()> {
@@ -147,7 +147,7 @@ impl Instance {
 
     /// One round of a client.
     fn connect(&self, kind: Kind, servers: &[SocketAddr], count: usize) -> Result<Arc<Round>> {
-        let (common, round) = (&self.common, Round::new(kind, self.options()));
+        let (common, round) = (&self.common, Round::new(kind));
         common.set_round(&round);
         let connections: Vec<_> = servers.iter().cycle().take(count).map(|server| round.add(Some(*server))).collect();
         self.reach(&round, Step::FullConnect)?;
@@ -178,7 +178,7 @@ impl Instance {
             self.reach(&round, Step::Init)?;
         }
         round.begin(Step::Connect);
-        connections.iter().try_for_each(|connection| connection.connect())?;
+        connections.iter().try_for_each(|connection| connection.connect(common))?;
         round.reach(Step::Connect, count, |_| self.peers.is_waited_for().map(drop))?;
         round.end(Step::Connect);
         round.end(Step::FullConnect);
@@ -204,7 +204,7 @@ impl Instance {
 
     /// One round of a server.
     fn accept(&self, kind: Kind, count: usize) -> Result<Arc<Round>> {
-        let round = Round::new(kind, self.options());
+        let round = Round::new(kind);
         self.common.set_round(&round);
         self.reach(&round, Step::FullConnect)?;
         if self.in_mesh {
@@ -247,7 +247,7 @@ impl Instance {
 
     /// Serves a C client of rdma-core before 52, which does not synchronize: until all of its connections have ended.
     fn accept_until_ended(&self) -> Result<()> {
-        let round = Round::new(Kind::QueuePairs, self.options());
+        let round = Round::new(Kind::QueuePairs);
         self.common.set_round(&round);
         // The first request has already arrived.
         self.common.handle_events()?;
