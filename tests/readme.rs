@@ -1,0 +1,78 @@
+//! Compiles the samples of the README without warnings, and runs them on soft0.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Root directory of the workspace.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// The Rust code of the README.
+fn samples() -> Vec<String> {
+    let document = fs::read_to_string(Path::new(ROOT).join("README.md")).expect("the README can be read");
+    let blocks = document.split("\n```rust\n").skip(1);
+    blocks.map(|rest| rest.split_once("\n```\n").expect("the end of the block").0.to_owned()).collect()
+}
+
+/// The library that the samples use, with the features that the README names.
+fn library() -> PathBuf {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(ROOT).args(["build", "--package", "rdma-safe", "--features", "serde,soft"]);
+    let output = cargo.arg("--message-format=json").output().expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("JSON is UTF-8");
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut artifacts = messages.filter(|message| message["target"]["name"] == "rdma_safe");
+    let library = artifacts.find_map(|message| {
+        let files = message["filenames"].as_array()?;
+        files.iter().filter_map(Value::as_str).find(|file| file.ends_with(".rlib")).map(PathBuf::from)
+    });
+    library.expect("cargo names the library")
+}
+
+/// Compiles `sample` with `library`. Warnings are errors.
+fn compile(sample: &str, name: &str, library: &Path) -> PathBuf {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let source = program.with_extension("rs");
+    fs::write(&source, sample).expect("the sample can be written");
+    let dependencies = library.with_file_name("deps");
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--edition=2024", "--crate-name=sample", "--deny=warnings", "-L"]);
+    rustc.arg(format!("dependency={}", dependencies.display()));
+    rustc.arg("--extern").arg(format!("rdma_safe={}", library.display())).arg("-o").arg(&program).arg(&source);
+    let output = rustc.output().expect("rustc starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::remove_file(source).expect("the source exists");
+    program
+}
+
+/// Runs a sample on soft0, and returns what it prints.
+fn run(program: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args(arguments).env_remove("RDMA_SYS_LIBIBVERBS");
+    // Without other devices, a new user sets no variable. With them, soft0 has to be named.
+    match fs::exists("/sys/class/infiniband_verbs") {
+        Ok(false) => command.env_remove("RDMA_DEVICE"),
+        _ => command.env("RDMA_DEVICE", "soft0"),
+    };
+    let output = command.output().expect("the sample starts");
+    let [printed, errors] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).expect("text"));
+    assert!(output.status.success() && errors.is_empty(), "{}\n{printed}{errors}", output.status);
+    fs::remove_file(program).expect("the program exists");
+    printed
+}
+
+#[test]
+fn the_samples_of_the_readme_run_on_soft0_without_warnings() {
+    let samples = samples();
+    let [endpoints, by_address] = &samples[..] else { panic!("{} samples", samples.len()) };
+    let library = library();
+    let program = compile(endpoints, "endpoints", &library);
+    assert_eq!(run(&program, &[]), "Receive: Some(\"hello\")\nSend: Some(\"hello\")\n");
+    // Another run of this test may use the default address at the same time.
+    let [.., a, b] = std::process::id().to_be_bytes();
+    let program = compile(by_address, "by_address", &library);
+    assert_eq!(run(&program, &[&format!("127.201.{a}.{b}:7471")]), "Receive: Some(\"hello\")\n");
+}
