@@ -252,27 +252,36 @@ pub enum LoadError {
     },
 }
 
-impl fmt::Display for LoadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl LoadError {
+    /// What to install or to set, for devices of the kernel. The end of the message.
+    #[must_use]
+    pub fn advice(&self) -> String {
         match self {
-            Self::Library { library, tried, source } => {
+            Self::Library { library, .. } => {
                 let (debian, redhat, variable) = if *library == IBVERBS {
                     ("libibverbs1 ibverbs-providers", "libibverbs", "RDMA_SYS_LIBIBVERBS")
                 } else {
                     ("librdmacm1t64, before Debian 13 and Ubuntu 24.04 librdmacm1", "librdmacm", "RDMA_SYS_LIBRDMACM")
                 };
-                write!(
-                    f,
-                    "cannot load {library} (tried {}): {source}; install rdma-core (Debian and Ubuntu: apt install \
-                     {debian}; Fedora and RHEL: dnf install {redhat}), or set {variable} to the path of the library; \
-                     if it is set, correct or unset it",
-                    tried.join(", ")
+                format!(
+                    "install rdma-core (Debian and Ubuntu: apt install {debian}; Fedora and RHEL: dnf install {redhat}), or set \
+                     {variable} to the path of the library; if it is set, correct or unset it"
                 )
             }
-            Self::Symbol { library, name, since } => write!(
-                f,
-                "{library} lacks {name}, which rdma-core has since release {since}: rdma-core 44 or newer is required"
-            ),
+            Self::Symbol { .. } => "rdma-core 44 or newer is required".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Library { library, tried, source } => {
+                write!(f, "cannot load {library} (tried {}): {source}; {}", tried.join(", "), self.advice())
+            }
+            Self::Symbol { library, name, since } => {
+                write!(f, "{library} lacks {name}, which rdma-core has since release {since}: {}", self.advice())
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::error::failed;
 use super::{Address, CmError, EventKind, PrivateData, RejectReason, ServiceStatus};
 use crate::error::Verb;
-use crate::explain::advice;
+use crate::explain::{advice, runs_on_soft0};
 use crate::{Errno, Error};
 
 /// A failed step of a connection by address.
@@ -211,7 +211,7 @@ impl ConnectError {
             (Step::ResolveAddress, _) if matches!(self.peer, Some(Address::Ib(_))) => {
                 "; native InfiniBand addresses work only over InfiniBand: on Ethernet, connect to an IP address"
             }
-            (Step::ResolveAddress, _) => {
+            (Step::ResolveAddress, _) if !runs_on_soft0() => {
                 "; an RDMA device must be on the network of the address (see `rdma link` and `ip route get`), and on Ethernet the \
                  peer must answer there"
             }
@@ -219,8 +219,31 @@ impl ConnectError {
             | (_, Cause::Refused { status: ServiceStatus::UNSUPPORTED, .. }) => {
                 "; start the peer first, or look at the port"
             }
+            (Step::ResolveRoute, Cause::Failed(Errno(libc::ETIMEDOUT))) => {
+                "; on soft0 the process that listens there may be stopped, on InfiniBand the subnet manager may not answer"
+            }
+            // soft0 reports these two for listeners on its own host.
+            (Step::Connect | Step::FindService, Cause::Unreachable(Errno(libc::EACCES))) => {
+                "; soft0 connects to listeners of its own user and of root: run both programs as one user, or the server as root"
+            }
+            (Step::Connect | Step::FindService, Cause::Unreachable(Errno(libc::EPROTONOSUPPORT))) => {
+                "; the peer runs another version of soft0: build both programs from one version of this library"
+            }
             (Step::Connect | Step::FindService, Cause::Timeout(_) | Cause::Unreachable(_)) => {
-                "; the peer may be gone, a firewall may drop UDP port 4791, or the MTUs may differ"
+                "; the peer's program may accept no requests (its backlog is full, or it is stopped), its host may be down, a \
+                 firewall may drop UDP port 4791, the MTUs may differ, or soft0 at the peer has no RDMA_SOFT_ADDR"
+            }
+            (Step::Connect, Cause::Rejected { reason: RejectReason::CONSUMER_DEFINED, .. }) => {
+                "; the peer's program has rejected or dropped the request, or has ended: see its output, and the private data of \
+                 the rejection"
+            }
+            (Step::Accept, Cause::Timeout(_) | Cause::Rejected { .. } | Cause::Disconnected) => {
+                "; the peer has given up, or is gone: wait for the next request"
+            }
+            (Step::Transfer, Cause::Disconnected) => "; connect again to continue",
+            (Step::Disconnect, Cause::Timeout(_)) => {
+                "; the connection has ended nevertheless. The peer's program ends it, too, when it calls is_connected, wait or \
+                 disconnect"
             }
             // Requests get no events until they are answered.
             (Step::Connect | Step::Accept, Cause::Failed(Errno(libc::EINVAL))) => "; the peer is most likely gone",
@@ -255,7 +278,11 @@ mod tests {
         for (event, text) in [
             (EventKind::Rejected(RejectReason::INVALID_SERVICE_ID, said), "start the peer first"),
             (EventKind::NoService(ServiceStatus::UNSUPPORTED, said), "start the peer first"),
+            (EventKind::Rejected(RejectReason::CONSUMER_DEFINED, said), "or has ended"),
             (EventKind::Unreachable(Errno(libc::ETIMEDOUT)), "firewall"),
+            (EventKind::Unreachable(Errno(libc::EACCES)), "or the server as root"),
+            (EventKind::Unreachable(Errno(libc::EPROTONOSUPPORT)), "another version of soft0"),
+            (EventKind::RouteError(Errno(libc::ETIMEDOUT)), "may be stopped"),
             (EventKind::MulticastError(Errno(libc::ENOMEM)), "joining the group failed"),
             (EventKind::DeviceRemoval, "the device was removed"),
             (EventKind::AddressInfoError(Errno(libc::ENOENT)), "rdma_resolve_addrinfo failed"),

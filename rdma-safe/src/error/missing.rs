@@ -7,19 +7,21 @@ use rdma_sys::LoadError;
 
 use super::{Errno, Error};
 
-macro_rules! soft {
+/// Advice to use soft0, which needs neither RDMA devices nor libraries.
+macro_rules! use_soft0 {
     () => {
         "call rdma_safe::soft::install_by_default() before the first verb to run on soft0, the software RNIC of the \
          feature `soft`, if there is no RDMA device"
     };
 }
 
-/// Advice to use soft0, which needs neither RDMA devices nor libraries.
-const SOFT: &str = soft!();
+pub(crate) use use_soft0;
+
+const SOFT: &str = use_soft0!();
 
 pub(super) const NO_DEVICE: &str = concat!(
     "no RDMA device found (libibverbs is loaded and ibv_get_device_list is empty); ",
-    soft!(),
+    use_soft0!(),
     "; for a device of the kernel, check `rdma link` and `ls /sys/class/infiniband`, load the driver of your RNIC, or create a \
      software RNIC: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`"
 );
@@ -35,10 +37,12 @@ impl From<&'static LoadError> for Error {
 }
 
 pub(super) fn load(error: &&LoadError, f: &mut Formatter<'_>) -> Result {
-    write!(f, "{error}")?;
     match error {
-        LoadError::Library { .. } => write!(f, "; or {SOFT}"),
-        _ => Ok(()),
+        LoadError::Library { library, tried, source, .. } => {
+            let (tried, advice) = (tried.join(", "), error.advice());
+            write!(f, "cannot load {library} (tried {tried}): {source}; {SOFT}; for a device of the kernel, {advice}")
+        }
+        _ => write!(f, "{error}"),
     }
 }
 
@@ -76,4 +80,32 @@ pub(super) fn no_gid(device: &String, port: &u8, f: &mut Formatter<'_>) -> Resul
 
 pub(super) fn advice_on_name(requested: &str) -> String {
     if requested.starts_with("named soft") { format!("; {SOFT} or RDMA_DEVICE names it") } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_sys::Verbs;
+
+    use super::*;
+    use crate::cm::CmError;
+    use crate::error::Verb;
+
+    #[test]
+    fn without_a_device_soft0_is_recommended_first() {
+        // SAFETY: there is no such library, so no code is loaded.
+        let missing = unsafe { Verbs::load_from("/no/such/library.so") }.err().expect("nothing is loaded");
+        let missing: &'static LoadError = Box::leak(Box::new(missing));
+        let no_manager = CmError::Call { verb: Verb::RdmaCreateEventChannel, errno: Errno(libc::ENODEV) };
+        for (error, of_the_kernel) in [
+            (Error::NoDevice, "modprobe rdma_rxe"),
+            (Error::Load(missing), "install rdma-core"),
+            (Error::DeviceList { errno: Errno(libc::ENOSYS) }, "modprobe ib_uverbs"),
+            (no_manager.into(), "modprobe rdma_ucm"),
+        ] {
+            let text = error.to_string();
+            let [soft, kernel] =
+                ["call rdma_safe::soft::install_by_default()", of_the_kernel].map(|part| text.find(part));
+            assert!(soft.is_some() && soft < kernel, "{text}");
+        }
+    }
 }

@@ -14,6 +14,7 @@ use rdma_sys::LoadError;
 
 pub use crate::errno::Errno;
 pub use huge_pages::HugePagesError;
+pub(crate) use missing::use_soft0;
 pub(crate) use verb::Family;
 pub use verb::Verb;
 

@@ -1,6 +1,6 @@
 //! Explanations of `errno`, by verb.
 
-use crate::error::{Family, Verb};
+use crate::error::{Family, Verb, use_soft0};
 use crate::{Errno, Error};
 
 impl Error {
@@ -132,7 +132,10 @@ pub(crate) fn cause(verb: Verb, errno: Errno) -> Option<&'static str> {
 fn cm_cause(verb: Verb, errno: Errno) -> Option<&'static str> {
     Some(match (verb, errno.0) {
         (Verb::RdmaCreateEventChannel, libc::EPERM | libc::ENODEV | libc::ENOENT) => {
-            "the kernel has no connection manager, or no device: load its module (`modprobe rdma_ucm`), and see `rdma link`"
+            concat!(
+                use_soft0!(),
+                "; for a device of the kernel, load the connection manager (`modprobe rdma_ucm`), and see `rdma link`"
+            )
         }
         (Verb::RdmaCreateEventChannel, libc::EACCES) => {
             "this user may not open /dev/infiniband/rdma_cm: check owner and mode, and the device cgroup of a container"
@@ -143,8 +146,17 @@ fn cm_cause(verb: Verb, errno: Errno) -> Option<&'static str> {
         // The kernel also reports this for a port in use, if one of the two ids is bound to all addresses.
         (Verb::RdmaBindAddr, libc::EADDRNOTAVAIL) => {
             "another id may use the port, if one of both is bound to all addresses: take another port, or 0 for a free one; \
-             or no device has the address: it must belong to a network interface that `rdma link` lists"
+             or no device has the address: it must belong to a network interface that `rdma link` lists, or with soft0 to any \
+             interface of this host"
         }
+        (Verb::RdmaResolveAddr, libc::ENODEV) if runs_on_soft0() => {
+            "soft0 without RDMA_SOFT_ADDR reaches only this host, and is reached only from it: to connect to another host, set \
+             RDMA_SOFT_ADDR to the address of the network interface that leads there (see `ip route get`), on both hosts"
+        }
+        (Verb::RdmaResolveAddr, libc::ENETUNREACH | libc::EHOSTUNREACH) if runs_on_soft0() => {
+            "the host has no route to the address: see `ip route get`"
+        }
+        (Verb::RdmaResolveAddr, libc::EADDRNOTAVAIL) if runs_on_soft0() => "the source is no address of this host",
         (Verb::RdmaBindAddr | Verb::RdmaResolveAddr, libc::EADDRNOTAVAIL | libc::ENODEV) => {
             "no device has the address, or leads to it: it must belong to a network interface that `rdma link` lists, or be \
              the GID of an InfiniBand port"
@@ -209,6 +221,14 @@ fn soft0_error() -> Option<&'static str> {
     return crate::soft::setup_error();
     #[cfg(not(feature = "soft"))]
     None
+}
+
+/// Whether this crate has installed soft0.
+pub(crate) fn runs_on_soft0() -> bool {
+    #[cfg(feature = "soft")]
+    return crate::soft::is_installed();
+    #[cfg(not(feature = "soft"))]
+    false
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod errno;
 
 use std::fmt;
 
-pub(crate) use errno::{advice, advice_on_opening};
+pub(crate) use errno::{advice, advice_on_opening, runs_on_soft0};
 
 use crate::device::{Quirks, TransportType};
 use crate::endpoint::FailedWork;
