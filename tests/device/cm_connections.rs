@@ -96,17 +96,23 @@ fn endpoints_connect_by_address_and_exchange_data() {
 }
 
 #[test]
-fn an_unconfirmed_disconnect_returns_all_buffers() {
+fn an_unconfirmed_disconnect_returns_all_buffers_after_the_timeout_of_its_end() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
-    let (mut listener, local) = listener(address);
-    let (a, b) = connected(&Connector::new(), &mut listener);
-    let unconfirmed = a.disconnect().expect_err("the other end does not disconnect");
-    assert_eq!(unconfirmed.buffers.len(), 1, "the unused receive");
-    let error = failure(unconfirmed.error);
-    assert!(matches!((error.step, error.cause), (Step::Disconnect, Cause::Timeout(_))), "{error}");
-    assert_eq!(error.peer.and_then(|peer| peer.ip()), Some(local));
-    drop(b);
+    let timeouts = [3, 4].map(Duration::from_secs);
+    let (mut listener, _) = listener(address);
+    for (end, timeout) in timeouts.into_iter().enumerate() {
+        listener = listener.timeout(timeouts[1]);
+        let (a, b) = connected(&Connector::new().timeout(timeouts[0]), &mut listener);
+        let [leaving, other] = if end == 0 { [a, b] } else { [b, a] };
+        let peer = leaving.peer_address();
+        let unconfirmed = leaving.disconnect().expect_err("the other end does not disconnect");
+        assert_eq!(unconfirmed.buffers.len(), 1, "the unused receive");
+        let error = failure(unconfirmed.error);
+        assert_eq!((error.step, error.cause, error.peer), (Step::Disconnect, Cause::Timeout(timeout), peer));
+        assert!(error.to_string().contains("the connection has ended nevertheless"), "{error}");
+        drop(other);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::attempt::{Cause, Step};
 use super::error::failed;
 use super::handshake::{Arrival, Handshake, Outcome, Progress};
-use super::side::{ConnectionEnd, DISCONNECT_TIMEOUT, Side};
+use super::side::{ConnectionEnd, Side};
 use super::{Address, Id, PrivateData};
 use crate::endpoint::Armed;
 use crate::error::Verb;
@@ -26,6 +26,8 @@ pub struct Connection {
     endpoint: Endpoint,
     side: Side,
     private_data: PrivateData,
+    /// Time for the peer to confirm that the connection has ended.
+    timeout: Duration,
 }
 
 impl Connection {
@@ -128,7 +130,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within
-    /// seconds, or with [`CmError::Call`](super::CmError::Call): the connection has ended nevertheless, and the buffers
+    /// [`Connector::timeout`](super::Connector::timeout) or [`Listener::timeout`](super::Listener::timeout), or with [`CmError::Call`](super::CmError::Call): the connection has ended nevertheless, and the buffers
     /// are returned. The errors of [`Endpoint::close`], which keep the buffers.
     pub fn disconnect(self) -> Result<Vec<Buffer>, DisconnectError> {
         Ok(self.start_disconnect()?.wait()?.buffers)
@@ -140,9 +142,9 @@ impl Connection {
     /// [`DisconnectError`], as with [`Connection::disconnect`].
     pub fn start_disconnect(mut self) -> Result<Handshake<Disconnected>, DisconnectError> {
         let started = self.side.disconnect(|| self.endpoint.flush());
-        let Connection { endpoint, side, .. } = self;
+        let Connection { endpoint, side, timeout, .. } = self;
         match started {
-            Ok(true) => Ok(Handshake::waiting(endpoint, side, Step::Disconnect, DISCONNECT_TIMEOUT)),
+            Ok(true) => Ok(Handshake::waiting(endpoint, side, Step::Disconnect, timeout)),
             Ok(false) => Ok(Handshake::ready(endpoint, side, Step::Disconnect)),
             Err(error) => Err(DisconnectError::of(error, endpoint.close())),
         }
@@ -172,8 +174,8 @@ impl Outcome for Connection {
         let Handshake { state: Establish { endpoint, asked }, side, step, .. } = &mut handshake;
         let event = arrival.event(side, *step)?;
         let private_data = side.establish(endpoint, *step, asked, &event)?;
-        let Handshake { state: Establish { endpoint, .. }, side, .. } = handshake;
-        Ok(Progress::Ready(Connection { endpoint, side, private_data }))
+        let Handshake { state: Establish { endpoint, .. }, side, timeout, .. } = handshake;
+        Ok(Progress::Ready(Connection { endpoint, side, private_data, timeout }))
     }
 }
 

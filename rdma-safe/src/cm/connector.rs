@@ -43,7 +43,7 @@ pub struct Connector {
     pub(super) source: Option<Address>,
     pub(super) resolve_timeout: Duration,
     pub(super) resolve_retries: u32,
-    /// Time for the peer to reply.
+    /// Time for the peer to reply, and to confirm a disconnect.
     pub(super) timeout: Duration,
     tos: Option<u8>,
     ack_timeout: Option<u8>,
@@ -81,7 +81,7 @@ impl Connector {
         self
     }
 
-    /// Time for the peer to reply; 10 s by default.
+    /// Time for the peer to reply, and to confirm a disconnect; 10 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

@@ -191,7 +191,8 @@ pub struct Handshake<T: Outcome> {
     pub(super) step: Step,
     /// Whether it waits for an event. Otherwise its result is available.
     is_waiting: bool,
-    timeout: Duration,
+    /// Time limit of the step in progress.
+    pub(super) timeout: Duration,
     deadline: Instant,
 }
 

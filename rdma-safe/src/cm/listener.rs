@@ -53,7 +53,7 @@ pub struct Listener {
     ack_timeout: Option<u8>,
 }
 
-/// Default time for the peer to confirm.
+/// Default time for the peer to confirm an accept or a disconnect.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Listener {
@@ -87,7 +87,7 @@ impl Listener {
         self
     }
 
-    /// Time for the peer to confirm that it was accepted; 10 s by default.
+    /// Time for the peer to confirm that it was accepted, and to confirm a disconnect; 10 s by default.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

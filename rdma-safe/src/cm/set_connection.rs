@@ -6,7 +6,7 @@ use super::attempt::Step;
 use super::connection::DisconnectError;
 use super::devices::require_device;
 use super::handshake::{Arrival, Handshake, Outcome, Progress};
-use super::side::{ConnectionEnd, DISCONNECT_TIMEOUT, Side};
+use super::side::{ConnectionEnd, Side};
 use super::{Address, Id, PrivateData};
 use crate::endpoint::{EndpointMut, Provisional};
 use crate::{Buffer, EndpointBuilder, EndpointKey, EndpointSet, Error, Result};
@@ -77,6 +77,8 @@ pub struct SetConnection {
     side: Side,
     key: EndpointKey,
     private_data: PrivateData,
+    /// Time for the peer to confirm that the connection has ended.
+    timeout: Duration,
 }
 
 impl SetConnection {
@@ -161,12 +163,12 @@ impl SetConnection {
     /// [`DisconnectError`], as with [`SetConnection::disconnect`].
     pub fn start_disconnect(mut self, set: &mut EndpointSet) -> Result<Handshake<SetDisconnected>, DisconnectError> {
         let started = self.side.disconnect(|| flush(set, self.key));
-        let SetConnection { side, key, .. } = self;
+        let SetConnection { side, key, timeout, .. } = self;
         match started {
             Ok(is_waiting) => {
                 let state = Leave { member: set.provisional(key) };
                 Ok(match is_waiting {
-                    true => Handshake::waiting(state, side, Step::Disconnect, DISCONNECT_TIMEOUT),
+                    true => Handshake::waiting(state, side, Step::Disconnect, timeout),
                     false => Handshake::ready(state, side, Step::Disconnect),
                 })
             }
@@ -193,8 +195,8 @@ impl Outcome for SetConnection {
         let event = arrival.event(side, *step)?;
         let mut endpoint = set.endpoint(member.key()).ok_or(Error::NoSuchEndpoint)?;
         let private_data = side.establish(&mut endpoint, *step, asked, &event)?;
-        let Handshake { state: EstablishIn { member, .. }, side, .. } = handshake;
-        Ok(Progress::Ready(SetConnection { side, key: member.keep(), private_data }))
+        let Handshake { state: EstablishIn { member, .. }, side, timeout, .. } = handshake;
+        Ok(Progress::Ready(SetConnection { side, key: member.keep(), private_data, timeout }))
     }
 }
 

@@ -1,7 +1,5 @@
 //! One side of a handshake.
 
-use std::time::Duration;
-
 use super::attempt::{Cause, ConnectError, Step};
 use super::{Address, CmError, ConnectParameters, EventKind, Id, Parameters, PeerParameters, PrivateData};
 use crate::endpoint::EndpointMut;
@@ -10,9 +8,6 @@ use crate::{Endpoint, EndpointBuilder, Error, QueuePair, QueuePairAddress, Queue
 
 /// RNR NAK timer of connections: code 12 of ibv_modify_qp(3), 0.64 ms. The kernel's default is 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
-
-/// Time for the peer to confirm that the connection has ended.
-pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One side of a handshake and of the resulting connection: an id with a separate channel.
 #[derive(Debug)]
