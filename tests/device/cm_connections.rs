@@ -160,11 +160,21 @@ fn unresolvable_names_are_errors() {
 fn connecting_to_an_unresponsive_peer_times_out() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
-    // The listener reads no request.
-    let (listener, local) = listener(address);
+    // The listener reads no request. Requests after the first two exceed the backlog.
+    let listener = Listener::bind_with((address, 0), 1).unwrap();
+    let local = listener.local_address().ip().unwrap();
     let start = Instant::now();
-    let error = failure(error_of(Connector::new().timeout(Duration::from_millis(300)).connect(local)));
-    assert_eq!((error.step, error.cause), (Step::Connect, Cause::Timeout(Duration::from_millis(300))));
+    let waiting = [0; 4].map(|_| {
+        let connector = Connector::new().timeout(Duration::from_millis(300));
+        let route = connector.resolve(local).unwrap();
+        let pd = route.pd().clone();
+        route.prepare(Endpoint::builder(&pd)).unwrap().start_connect(b"").unwrap()
+    });
+    for handshake in waiting {
+        let error = failure(error_of(handshake.wait()));
+        assert_eq!((error.step, error.cause), (Step::Connect, Cause::Timeout(Duration::from_millis(300))));
+        assert!(error.to_string().contains("its backlog is full"), "{error}");
+    }
     assert!(start.elapsed() < DEADLINE);
     drop(listener);
 }
@@ -244,6 +254,9 @@ fn a_killed_peer_ends_the_connection() {
     }
     let flushed = connection.wait(DEADLINE).unwrap();
     assert_eq!(flushed.status, WcStatus::WR_FLUSH_ERR);
+    let error = failure(error_of(connection.wait(DEADLINE)));
+    assert_eq!((error.step, error.cause), (Step::Transfer, Cause::Disconnected));
+    assert!(error.to_string().ends_with("the peer has ended the connection; connect again to continue"), "{error}");
     assert!(!child.wait().unwrap().success());
 }
 

@@ -119,6 +119,8 @@ fn expect_step(error: &ConnectError, step: Step, server: SocketAddr) {
     let other = if step == Step::Accept { error.peer } else { error.local };
     assert_eq!(end, Some(Address::from(server)), "{error}");
     assert!(other.is_some_and(|other| other.ip().is_some_and(|ip| ip.ip() == server.ip())), "{error}");
+    let text = error.to_string();
+    assert!(["is gone", "is most likely gone", "has ended"].iter().any(|words| text.contains(words)), "{text}");
 }
 
 #[test]
