@@ -15,7 +15,7 @@ use crate::support::peer::{self, Peer};
 use crate::support::{DEADLINE, Rdma, device, error_of, filled};
 
 /// The device if it is soft0. Prints why the test is skipped otherwise.
-fn soft_device() -> Option<Rdma> {
+pub(crate) fn soft_device() -> Option<Rdma> {
     let rdma = device()?;
     if !rdma.is_soft() {
         println!("skipped: {} has one address for all processes", rdma.device_name());

@@ -38,6 +38,8 @@ mod cm_keepalive;
 #[cfg(not(miri))]
 mod cm_names;
 #[cfg(not(miri))]
+mod cm_networks;
+#[cfg(not(miri))]
 mod cm_pools;
 #[cfg(not(miri))]
 mod cm_services;

@@ -5,6 +5,8 @@ pub(crate) mod interposer;
 pub(crate) mod lab;
 pub(crate) mod link;
 pub(crate) mod miri;
+#[cfg(not(miri))]
+pub(crate) mod network;
 pub(crate) mod own_device;
 pub(crate) mod peer;
 pub(crate) mod program;

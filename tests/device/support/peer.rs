@@ -32,9 +32,15 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts a process that executes only `test`, in the role `role`.
     pub(crate) fn start(test: &str, role: impl std::fmt::Display) -> Self {
+        Peer::start_with(test, role, &[])
+    }
+
+    /// Like [`Peer::start`], with these environment variables.
+    pub(crate) fn start_with(test: &str, role: impl std::fmt::Display, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("the test's program has a path"))
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(ROLE, role.to_string())
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
