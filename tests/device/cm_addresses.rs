@@ -14,21 +14,35 @@ use crate::cm::{RESOLVE, listener, next, request};
 use crate::cm_connections::{connected, failure};
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device, error_of, filled};
+use crate::support::{DEADLINE, device, error_of, filled, network};
 
-/// Runs `body` in a separate process, because librdmacm keeps the device open until its process ends.
-fn with_own_device(test: &str, body: impl FnOnce()) {
+/// Role of a process that uses soft0.
+const SOFT: &str = "soft";
+
+/// Runs `body` with the name of the device in a separate process: librdmacm keeps the device open until its process ends, and
+/// soft0 needs its addresses first.
+fn with_own_device(test: &str, body: impl FnOnce(&str)) {
+    let role = peer::role();
+    if role.as_deref() == Some(SOFT) {
+        OwnDevice::enter_network();
+    }
     let Some(rdma) = device() else { return };
-    if peer::role().is_some() {
-        return body();
+    if role.is_some() {
+        return body(if rdma.is_soft() { rdma.device_name() } else { OwnDevice::NAME });
+    }
+    if rdma.is_soft() {
+        if network::are_available() {
+            Peer::start_with(test, SOFT, &[("RDMA_SOFT_ADDR", &OwnDevice::addresses())]).expect_success();
+        }
+        return;
     }
     let Some(_own) = OwnDevice::new(&rdma) else { return };
     Peer::start(test, "alone").expect_success();
 }
 
 /// The link-local address of the device's interface.
-fn link_local() -> SocketAddrV6 {
-    let gids = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap().gids(1).unwrap();
+fn link_local(name: &str) -> SocketAddrV6 {
+    let gids = Device::by_name(name).unwrap().open().unwrap().gids(1).unwrap();
     let mut addresses = gids.iter().map(|entry| Ipv6Addr::from(entry.gid));
     let own = addresses.find(Ipv6Addr::is_unicast_link_local).expect("a link-local address");
     SocketAddrV6::new(own, 0, 0, OwnDevice::interface_index())
@@ -41,7 +55,7 @@ fn without_scope(address: Option<Address>) -> Option<Address> {
 }
 
 /// Connects to a listener at `server`, from `source` if given, and sends a message in each direction.
-fn check_connection(server: SocketAddr, source: Option<SocketAddr>) {
+fn check_connection(device: &str, server: SocketAddr, source: Option<SocketAddr>) {
     let mut listener = Listener::bind(server).unwrap();
     let local = listener.local_address().ip().unwrap();
     assert_eq!((local.ip(), local.port() != 0), (server.ip(), true));
@@ -63,7 +77,7 @@ fn check_connection(server: SocketAddr, source: Option<SocketAddr>) {
         IpAddr::V6(ip) => Gid::from(ip),
     };
     assert_eq!(a.id().gids(), (gid(a.local_address()), gid(a.peer_address())));
-    assert_eq!(a.id().device_name().as_deref(), Some(OwnDevice::NAME));
+    assert_eq!(a.id().device_name().as_deref(), Some(device));
     for text in [&b"by address"[..], b"and back"] {
         let outbox = filled(a.pd(), text);
         a.send(outbox).unwrap();
@@ -76,21 +90,21 @@ fn check_connection(server: SocketAddr, source: Option<SocketAddr>) {
 
 #[test]
 fn endpoints_connect_by_ipv6() {
-    with_own_device("cm_addresses::endpoints_connect_by_ipv6", || {
+    with_own_device("cm_addresses::endpoints_connect_by_ipv6", |device| {
         let [one, two] = OwnDevice::IPV6_ADDRESSES.map(|ip| SocketAddr::from((ip, 0)));
-        check_connection(one, None);
-        check_connection(one, Some(two));
-        check_connection(two, Some(one));
-        check_connection((OwnDevice::ADDRESS, 0).into(), Some((OwnDevice::ADDRESS, 0).into()));
+        check_connection(device, one, None);
+        check_connection(device, one, Some(two));
+        check_connection(device, two, Some(one));
+        check_connection(device, (OwnDevice::ADDRESS, 0).into(), Some((OwnDevice::ADDRESS, 0).into()));
     });
 }
 
 #[test]
 fn endpoints_connect_by_link_local_addresses() {
-    with_own_device("cm_addresses::endpoints_connect_by_link_local_addresses", || {
-        let own = link_local();
-        check_connection(own.into(), None);
-        check_connection(own.into(), Some(own.into()));
+    with_own_device("cm_addresses::endpoints_connect_by_link_local_addresses", |device| {
+        let own = link_local(device);
+        check_connection(device, own.into(), None);
+        check_connection(device, own.into(), Some(own.into()));
         // Without a scope, a link-local address does not name its interface.
         let error = error_of(Listener::bind(SocketAddrV6::new(*own.ip(), 0, 0, 0)));
         let call = matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaBindAddr, errno: Errno(libc::EINVAL) }));
@@ -100,7 +114,7 @@ fn endpoints_connect_by_link_local_addresses() {
 
 #[test]
 fn an_unsuitable_source_address_is_refused() {
-    with_own_device("cm_addresses::an_unsuitable_source_address_is_refused", || {
+    with_own_device("cm_addresses::an_unsuitable_source_address_is_refused", |_| {
         let server = Listener::bind((OwnDevice::IPV6_ADDRESSES[0], 0)).unwrap();
         // An IPv4 source for an IPv6 peer, an address that no interface has, and the loopback address.
         for source in ["10.9.10.1:0", "[2001:db8::1]:0", "127.0.0.1:0"] {
@@ -115,7 +129,7 @@ fn an_unsuitable_source_address_is_refused() {
 
 #[test]
 fn ids_connect_by_ipv6_and_ipv6_only_listeners_reject_ipv4() {
-    with_own_device("cm_addresses::ids_connect_by_ipv6_and_ipv6_only_listeners_reject_ipv4", || {
+    with_own_device("cm_addresses::ids_connect_by_ipv6_and_ipv6_only_listeners_reject_ipv4", |_| {
         let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
         let [there, here] = OwnDevice::IPV6_ADDRESSES;
         let (server, local) = listener(&channels[1], there);
@@ -155,7 +169,7 @@ fn ids_connect_by_ipv6_and_ipv6_only_listeners_reject_ipv4() {
 #[test]
 fn infiniband_addresses_are_refused_by_other_devices() {
     let Some(rdma) = device() else { return };
-    if !rdma.is_rxe() {
+    if !rdma.is_rxe() && !rdma.is_soft() {
         return println!("skipped: {} may be InfiniBand", rdma.device_name());
     }
     // The upper bits are the TCP port space.
@@ -171,7 +185,8 @@ fn infiniband_addresses_are_refused_by_other_devices() {
     );
     assert!(error.to_string().contains("GID of an InfiniBand port"), "{error}");
     let channel = EventChannel::new().unwrap();
-    for space in [PortSpace::IB, PortSpace::TCP] {
+    // soft0 refuses ids of InfiniBand ports.
+    for space in [PortSpace::IB, PortSpace::TCP].into_iter().skip(usize::from(rdma.is_soft())) {
         let mut id = Id::new(&channel, space).unwrap();
         let refused = [id.bind(there), id.resolve_address(None, there, RESOLVE)];
         for error in refused.map(error_of) {

@@ -1,11 +1,11 @@
-//! A SoftRoCE device for a single test, which can be removed.
+//! A device for a single test with several addresses: SoftRoCE, which can be removed, or soft0.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::process::{Child, Command, Stdio};
 
 use rdma_safe::Device;
 
-use super::{Rdma, within_deadline};
+use super::{Rdma, network, within_deadline};
 
 const INTERFACE: &str = "own0";
 
@@ -13,6 +13,25 @@ fn run(command: &str) -> bool {
     let mut words = command.split(' ');
     let status = Command::new(words.next().unwrap()).args(words).stdin(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
+}
+
+/// The interface also has the one that the kernel makes from its MAC address.
+const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 9, 10, 1);
+
+/// Adds an interface of this kind with all addresses.
+fn add_interface(kind: &str) {
+    let own = OwnDevice::ADDRESS;
+    let [one, two] = OwnDevice::IPV6_ADDRESSES;
+    for command in [
+        format!("ip link add {INTERFACE} type {kind}"),
+        format!("ip addr add {own}/24 dev {INTERFACE}"),
+        format!("ip -6 addr add {one}/64 dev {INTERFACE} nodad"),
+        format!("ip -6 addr add {two}/64 dev {INTERFACE} nodad"),
+        format!("ip -6 addr add {LINK_LOCAL}/64 dev {INTERFACE} nodad"),
+        format!("ip link set {INTERFACE} up"),
+    ] {
+        assert!(run(&command), "{command}");
+    }
 }
 
 /// A SoftRoCE device on a dummy interface.
@@ -35,22 +54,34 @@ impl OwnDevice {
             return None;
         }
         let own = OwnDevice;
-        for command in [
-            format!("ip link add {INTERFACE} type dummy"),
-            format!("ip addr add {}/24 dev {INTERFACE}", Self::ADDRESS),
-            format!("ip -6 addr add {}/64 dev {INTERFACE}", Self::IPV6_ADDRESSES[0]),
-            format!("ip -6 addr add {}/64 dev {INTERFACE}", Self::IPV6_ADDRESSES[1]),
-            format!("ip link set {INTERFACE} up"),
-            format!("rdma link add {} type rxe netdev {INTERFACE}", Self::NAME),
-        ] {
-            assert!(run(&command), "{command}");
-        }
+        add_interface("dummy");
+        let command = format!("rdma link add {} type rxe netdev {INTERFACE}", Self::NAME);
+        assert!(run(&command), "{command}");
         within_deadline("the new device", || {
             let gids = Device::by_name(Self::NAME).ok()?.open().ok()?.gids(1).ok()?;
             let has = |address: Ipv6Addr| gids.iter().any(|entry| Ipv6Addr::from(entry.gid) == address);
             (has(Self::ADDRESS.to_ipv6_mapped()) && Self::IPV6_ADDRESSES.into_iter().all(has)).then_some(())
         });
         Some(own)
+    }
+
+    /// For soft0: moves this process to a network namespace with such an interface. Call it before the first verb.
+    pub(crate) fn enter_network() {
+        network::enter_new();
+        add_interface("veth peer name other0");
+        network::ip("link set other0 up");
+        // The kernel takes a moment to let sockets use IPv6 addresses.
+        let scope = Self::interface_index();
+        for address in Self::IPV6_ADDRESSES.into_iter().chain([LINK_LOCAL]) {
+            let bind = || UdpSocket::bind(SocketAddrV6::new(address, 0, 0, scope)).ok();
+            within_deadline("the use of an address", || bind().map(drop));
+        }
+    }
+
+    /// The addresses of the interface, for soft0: the value of `RDMA_SOFT_ADDR`.
+    pub(crate) fn addresses() -> String {
+        let [one, two] = Self::IPV6_ADDRESSES;
+        format!("{},{one},{two},{LINK_LOCAL}", Self::ADDRESS)
     }
 
     /// Starts the removal of the device.
@@ -60,8 +91,11 @@ impl OwnDevice {
 
     /// Index of the network interface, which is the scope of link-local addresses.
     pub(crate) fn interface_index() -> u32 {
-        let index = std::fs::read_to_string(format!("/sys/class/net/{INTERFACE}/ifindex")).expect("the interface");
-        index.trim().parse().expect("a number")
+        let name = std::ffi::CString::new(INTERFACE).expect("no NUL");
+        // SAFETY: the name ends with NUL.
+        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        assert_ne!(index, 0, "no interface {INTERFACE}");
+        index
     }
 
     pub(crate) fn exists(&self) -> bool {

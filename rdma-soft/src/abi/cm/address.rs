@@ -8,7 +8,8 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 /// Reads a socket address.
 ///
 /// # Errors
-/// `EAFNOSUPPORT` for other families than IPv4 and IPv6.
+/// `ENODEV` for InfiniBand addresses, as the kernel says where no device has them, and `EAFNOSUPPORT` for other families than IPv4
+/// and IPv6.
 ///
 /// # Safety
 /// `from` points to a socket address of the size of its family.
@@ -28,6 +29,7 @@ pub(super) unsafe fn read(from: *const sockaddr) -> Result<SocketAddr, c_int> {
             let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
             Ok(SocketAddrV6::new(ip, u16::from_be(raw.sin6_port), raw.sin6_flowinfo, raw.sin6_scope_id).into())
         }
+        libc::AF_IB => Err(libc::ENODEV),
         _ => Err(libc::EAFNOSUPPORT),
     }
 }

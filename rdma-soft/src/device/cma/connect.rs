@@ -66,8 +66,9 @@ impl Core {
             let peer = Peer { link, address: destination.ip(), is_local: false };
             return self.request(number, peer, &parameters, now);
         }
-        let own = Peer { link, address: self.links[link].socket.address(), is_local: true };
         if self.state.cma.ports.has_listener(space, destination) {
+            let to = self.link_of(destination.ip()).unwrap_or(link);
+            let own = Peer { link, address: self.links[to].socket.address(), is_local: true };
             return self.request(number, own, &parameters, now);
         }
         match id_found {

@@ -168,9 +168,10 @@ impl Core {
         for event in found {
             let Some(number) = self.state.cma.findings.by_lookup.get(&event.lookup).copied() else { continue };
             let Some(finding) = self.state.cma.findings.take(number) else { continue };
+            let bound = self.state.cma.ids.get(number).and_then(|id| id.link);
             let result = event.result.map(|address| {
-                let mut fitting = self.links.iter().map(|link| link.socket.address());
-                let link = fitting.position(|own| own.is_ipv4() == address.is_ipv4()).unwrap_or(0);
+                let fits = |link: &usize| own.get(*link).is_some_and(|own| own.is_ipv4() == address.is_ipv4());
+                let link = bound.into_iter().chain(0..own.len()).find(fits).unwrap_or(0);
                 Peer { link, address, is_local: true }
             });
             match result {

@@ -26,16 +26,20 @@ impl Core {
     /// Binds an id to a local address: `rdma_bind_addr(3)`.
     ///
     /// # Errors
-    /// `EINVAL` if it is bound already, `EADDRNOTAVAIL` for an address of another host, and the errors of a port in use.
+    /// `EINVAL` if it is bound already, and for a link-local address without the scope that names its interface, `EADDRNOTAVAIL` for
+    /// an address of another host, and the errors of a port in use.
     pub(crate) fn cm_bind(&mut self, number: u32, address: SocketAddr) -> Result<(), i32> {
         let id = self.id(number)?;
         if id.phase != Phase::Idle {
             return Err(libc::EINVAL);
         }
         let (space, options) = (id.space, id.options);
+        if matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0) {
+            return Err(libc::EINVAL);
+        }
         let link = match address.ip() {
             ip if ip.is_unspecified() => None,
-            ip if route::is_local(ip) => Some(self.link_of(ip)),
+            ip if route::is_local(ip) => Some(self.link_of(ip).unwrap_or(0)),
             _ => return Err(libc::EADDRNOTAVAIL),
         };
         let Cma { ports, directory, .. } = &mut self.state.cma;
@@ -60,9 +64,9 @@ impl Core {
         Ok(())
     }
 
-    /// The link with an address of this host, or the first one if none has it. Peers on this host reach every link.
-    fn link_of(&self, address: IpAddr) -> usize {
-        self.links.iter().position(|link| link.socket.address() == address).unwrap_or(0)
+    /// The link with an address of this host. Without one, any link will do, since peers on this host reach all of them.
+    pub(super) fn link_of(&self, address: IpAddr) -> Option<usize> {
+        self.links.iter().position(|link| link.socket.address() == address)
     }
 
     /// Listens for requests: `rdma_listen(3)`.
@@ -154,10 +158,9 @@ impl Core {
             false => bound,
         };
         if route::is_local(destination) || source.is_loopback() {
-            return Ok((source, self.link_of(source)));
+            return Ok((source, self.link_of(source).unwrap_or(0)));
         }
-        let link = self.links.iter().position(|link| link.socket.address() == source);
-        link.map(|link| (source, link)).ok_or(libc::ENODEV)
+        self.link_of(source).map(|link| (source, link)).ok_or(libc::ENODEV)
     }
 
     /// The device's address from which multicast packets of a group's family are sent.
