@@ -30,7 +30,7 @@
 use std::sync::{Mutex, PoisonError};
 
 pub use rdma_soft::faults::{Faults, FaultsError};
-pub use rdma_soft::{Objects, PortCounters, counters, objects, set_faults, setup_error};
+pub use rdma_soft::{Objects, PortCounters, counters, objects, remove, set_faults, setup_error};
 use rdma_sys::{AlreadyLoaded, LoadError, Verbs};
 
 /// Whether this module has installed soft0.

@@ -26,7 +26,7 @@ pub mod transport;
 pub mod wire;
 
 pub use abi::install;
-pub use control::{Objects, objects, set_faults, setup_error};
+pub use control::{Objects, objects, remove, set_faults, setup_error};
 pub use counters::{PortCounters, counters};
 
 /// Runs the example of the README as a doc test.

@@ -14,7 +14,7 @@ use super::fill::write_text;
 use super::query::{guid, query_device_ex, query_port};
 use super::{cq, memory, post, qp, srq, wr};
 use crate::counters::report_at_exit;
-use crate::device::{Context, Signal, device};
+use crate::device::{Context, Signal, device, is_removed};
 
 /// The device as programs see it: a `verbs_device` of rdma-core's drivers.
 ///
@@ -48,13 +48,14 @@ fn the_device() -> *mut ibv_device {
     OBJECT.get_or_init(make).0
 }
 
-/// Returns a list of the one device of this process: `ibv_get_device_list(3)`.
+/// Returns a list of the one device of this process, unless it was removed: `ibv_get_device_list(3)`.
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let first = if is_removed() { null_mut() } else { the_device() };
     if !count.is_null() {
         // SAFETY: the pointer is valid, unless it is null.
-        unsafe { *count = 1 };
+        unsafe { *count = (!first.is_null()).into() };
     }
-    Box::into_raw(Box::new([the_device(), null_mut()])).cast()
+    Box::into_raw(Box::new([first, null_mut()])).cast()
 }
 
 /// Frees a device list. The device itself stays.
@@ -81,6 +82,9 @@ pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int
 
 /// Opens the device: `ibv_open_device(3)`. Each call creates another context.
 pub unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_context {
+    if is_removed() {
+        return null(libc::ENODEV);
+    }
     let Some(device) = device() else { return null(libc::EADDRNOTAVAIL) };
     report_at_exit();
     let signal = match Signal::new() {

@@ -14,7 +14,7 @@ use super::fill::write_front;
 use super::limits::{MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, MIN_INLINE};
 use super::qp_object::{Batch, Limits, QpObject};
 use super::wr;
-use crate::device::{Identity, device};
+use crate::device::{Identity, device, is_removed};
 
 /// Operations of `ibv_wr_*` that queue pairs of a type support.
 fn operations(kind: ibv_qp_type) -> u64 {
@@ -36,6 +36,9 @@ fn operations(kind: ibv_qp_type) -> u64 {
 
 unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>) -> *mut ibv_qp {
     let Some(device) = device() else { return null(libc::ENODEV) };
+    if is_removed() {
+        return null(libc::EIO);
+    }
     let kind = init.qp_type;
     if !matches!(kind, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) {
         return null(libc::EOPNOTSUPP);

@@ -32,6 +32,7 @@ mod outgoing;
 mod polling;
 pub(crate) mod qp;
 mod queues;
+mod removal;
 mod schedule;
 mod server;
 #[cfg(miri)]
@@ -54,4 +55,5 @@ pub(crate) use lock::{Device, Locked, device, setup_error};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
 pub(crate) use qp::{PKEY, Qp};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};
+pub(crate) use removal::is_removed;
 pub(crate) use signal::{Signal, wait};

@@ -14,6 +14,8 @@ use crate::transport::Time;
 
 /// Runs a call on an id with the device locked, and copies what has changed to its C structure.
 ///
+/// `ENXIO` if the device of the id was removed.
+///
 /// # Safety
 /// The id is valid, and no other thread accesses its structure.
 pub(super) unsafe fn update(
@@ -24,7 +26,7 @@ pub(super) unsafe fn update(
     // SAFETY: the caller passes a valid id.
     let number = unsafe { number(id) };
     let mut core = device.lock();
-    let called = call(&mut core, number);
+    let called = core.state.cma.check_device(number).and_then(|()| call(&mut core, number));
     // A peer in this process answers at once.
     core.receive_own(device.now());
     // SAFETY: as above.

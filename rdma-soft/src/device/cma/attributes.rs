@@ -36,9 +36,10 @@ impl Core {
     /// Returns the attributes that move an id's queue pair to `state`, and their mask: `rdma_init_qp_attr` of rdma-core.
     ///
     /// # Errors
-    /// `EINVAL` if they are not known yet or any more.
+    /// `EINVAL` if they are not known yet or any more, `ENXIO` if the device was removed.
     pub(crate) fn cm_attributes(&self, number: u32, state: ibv_qp_state) -> Result<(ibv_qp_attr, u32), i32> {
         let cma = &self.state.cma;
+        cma.check_device(number)?;
         let id = cma.ids.get(number).ok_or(libc::EINVAL)?;
         // The device of an id that is bound to all addresses is not known.
         let link = id.link.ok_or(libc::EINVAL)?;

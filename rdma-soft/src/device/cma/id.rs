@@ -17,6 +17,8 @@ pub(crate) enum Phase {
     /// The id has a connection or has looked up a service, from the request on.
     Connect,
     Listening,
+    /// The device was removed.
+    Removed,
 }
 
 /// An id.

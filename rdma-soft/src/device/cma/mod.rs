@@ -14,6 +14,7 @@ mod id;
 mod incoming;
 mod multicast;
 mod ports;
+mod removal;
 mod resolve;
 mod wire;
 

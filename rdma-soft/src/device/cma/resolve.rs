@@ -10,7 +10,7 @@ use super::finding::Goal;
 use super::id::{Id, Phase, unspecified};
 use super::ports::Binding;
 use crate::cm::{ListenAddress, ListenerId};
-use crate::device::Core;
+use crate::device::{Core, is_removed};
 use crate::net::route;
 use crate::transport::Time;
 use crate::wire::cm::service_id;
@@ -26,7 +26,7 @@ impl Core {
     /// Binds an id to a local address: `rdma_bind_addr(3)`.
     ///
     /// # Errors
-    /// `EINVAL` if it is bound already, and for a link-local address without the scope that names its interface, `EADDRNOTAVAIL` for
+    /// `ENODEV` for an address if the device was removed, `EINVAL` if the id is bound already, and for a link-local address without the scope that names its interface, `EADDRNOTAVAIL` for
     /// an address of another host, and the errors of a port in use.
     pub(crate) fn cm_bind(&mut self, number: u32, address: SocketAddr) -> Result<(), i32> {
         let id = self.id(number)?;
@@ -39,6 +39,7 @@ impl Core {
         }
         let link = match address.ip() {
             ip if ip.is_unspecified() => None,
+            _ if is_removed() => return Err(libc::ENODEV),
             ip if route::is_local(ip) => Some(self.link_of(ip).unwrap_or(0)),
             _ => return Err(libc::EADDRNOTAVAIL),
         };
@@ -103,13 +104,16 @@ impl Core {
     ///
     /// # Errors
     /// `EINVAL` in a wrong state or for addresses of different families, `ENETUNREACH` and `EHOSTUNREACH` of the kernel's routing,
-    /// `ENODEV` if the route does not begin at an address of the device.
+    /// `ENODEV` if the route does not begin at an address of the device, or if the device was removed.
     pub(crate) fn cm_resolve_address(
         &mut self,
         number: u32,
         source: Option<SocketAddr>,
         destination: SocketAddr,
     ) -> Result<(), i32> {
+        if is_removed() {
+            return Err(libc::ENODEV);
+        }
         if self.id(number)?.phase == Phase::Idle {
             match source {
                 Some(source) => self.cm_bind(number, source)?,

@@ -1,0 +1,59 @@
+//! Ids of a device that is removed.
+
+use rdma_sys::RDMA_CM_EVENT_DEVICE_REMOVAL;
+
+use super::Cma;
+use super::id::{Id, Phase};
+use crate::device::Core;
+use crate::transport::Time;
+
+impl Cma {
+    /// Fails with `ENXIO` if the device of an id was removed.
+    pub(crate) fn check_device(&self, number: u32) -> Result<(), i32> {
+        match self.ids.get(number) {
+            Some(id) if id.phase == Phase::Removed => Err(libc::ENXIO),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Core {
+    /// Ends the connections and lookups of all ids, and reports the removal to each id that uses the device.
+    ///
+    /// An id that listens at all addresses gets no event, as in Linux.
+    pub(in crate::device) fn remove_ids(&mut self, now: Time) {
+        // Requests that no program has read end with their listeners.
+        let is_unread = |id: &Id| id.object == 0 && !id.is_reported;
+        let cma = &mut self.state.cma;
+        let unread: Vec<u32> = cma.ids.iter().filter(|(_, id)| is_unread(id)).map(|(number, _)| number).collect();
+        let listening: Vec<u32> = cma.by_listener.values().copied().collect();
+        for number in listening {
+            cma.remove_events(number, |event| unread.contains(&event.id));
+        }
+        unread.into_iter().for_each(|number| self.cm_destroy(number, now));
+
+        let cma = &mut self.state.cma;
+        for (listener, _) in std::mem::take(&mut cma.by_listener) {
+            cma.manager.close_listener(listener);
+        }
+        let ids: Vec<u32> = cma.ids.iter().map(|(number, _)| number).collect();
+        for number in ids {
+            cma.findings.remove(number);
+            let Some(id) = cma.ids.get_mut(number) else { continue };
+            id.listener = None;
+            if id.link.is_none() {
+                continue;
+            }
+            id.phase = Phase::Removed;
+            id.memberships.clear();
+            if let Some(connection) = id.connection.take().filter(|of| cma.by_connection.remove(of).is_some()) {
+                match id.is_datagram() {
+                    true => cma.manager.release_lookup(now, connection),
+                    false => cma.manager.release(now, connection),
+                }
+            }
+            cma.push_plain(number, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
+        }
+        self.update_cm(now);
+    }
+}
