@@ -93,7 +93,9 @@ mod tests {
     #[test]
     fn without_a_device_soft0_is_recommended_first() {
         // SAFETY: there is no such library, so no code is loaded.
-        let missing = unsafe { Verbs::load_from("/no/such/library.so") }.err().expect("nothing is loaded");
+        let Err(missing) = (unsafe { Verbs::load_from("/no/such/library.so") }) else {
+            panic!("nothing can be loaded")
+        };
         let missing: &'static LoadError = Box::leak(Box::new(missing));
         let no_manager = CmError::Call { verb: Verb::RdmaCreateEventChannel, errno: Errno(libc::ENODEV) };
         for (error, of_the_kernel) in [
