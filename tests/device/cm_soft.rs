@@ -1,18 +1,19 @@
 //! Connections by address on soft0, where each process has an address of its own.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{
-    Cause, CmError, ConnectError, ConnectParameters, Connector, EventChannel, EventKind, Id, Listener, PortSpace,
-    RejectReason, Step,
+    Cause, CmError, ConnectError, ConnectParameters, Connection, Connector, EventChannel, EventKind, Id, Listener,
+    PortSpace, RejectReason, Step,
 };
-use rdma_safe::{Endpoint, Errno, Error};
+use rdma_safe::{Endpoint, Errno, Error, Operation};
 
 use crate::cm::{listener, next, request, resolved};
 use crate::support::child::{in_own_process, open_files};
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, Rdma, device, error_of, filled};
+use crate::support::{DEADLINE, Rdma, device, error_of, filled, within_deadline};
 
 /// The device if it is soft0. Prints why the test is skipped otherwise.
 pub(crate) fn soft_device() -> Option<Rdma> {
@@ -224,4 +225,100 @@ fn a_server_that_does_not_run_is_a_timeout() {
     };
     assert!(is_expected, "{error}");
     server.kill();
+}
+
+/// Connections of a process to each member of a group, of which it is the one with `number`. Each sends a message and an answer.
+fn talk_to_all(number: u16, members: u16, at: impl Fn(u16) -> SocketAddr + Sync) -> Vec<Connection> {
+    let mut listener = Listener::bind(at(number)).unwrap();
+    let talk = |connection: &mut Connection, asks: bool| {
+        if asks {
+            let outbox = filled(connection.pd(), b"once");
+            connection.send(outbox).unwrap();
+        }
+        // A send and a receive.
+        for _ in 0..2 {
+            let done = connection.wait(DEADLINE).unwrap().ok().unwrap();
+            let buffer = done.buffer.unwrap();
+            assert_eq!(&buffer[..], b"once");
+            if !asks && done.operation == Operation::Receive {
+                connection.send(buffer).unwrap();
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| {
+            let requests = (number + 1..members).map(|_| {
+                let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+                let pd = request.pd().unwrap();
+                let mut prepared = request.prepare(Endpoint::builder(&pd)).unwrap();
+                prepared.receive(pd.allocate(4).unwrap()).unwrap();
+                let mut connection = prepared.accept(b"").unwrap();
+                talk(&mut connection, false);
+                connection
+            });
+            requests.collect::<Vec<_>>()
+        });
+        let connector = Connector::new();
+        let connect = |other| {
+            let route = connector.resolve(at(other)).unwrap();
+            let pd = route.pd().clone();
+            let mut prepared = route.prepare(Endpoint::builder(&pd)).unwrap();
+            prepared.receive(pd.allocate(4).unwrap()).unwrap();
+            // The other process may not listen yet.
+            prepared.connect(b"").ok()
+        };
+        let mut connections: Vec<Connection> = (0..number)
+            .map(|other| {
+                let mut connection = within_deadline("a listener", || connect(other));
+                talk(&mut connection, true);
+                connection
+            })
+            .collect();
+        connections.extend(accepted.join().unwrap());
+        connections
+    })
+}
+
+/// Number of rings in shared memory from this process to others, and from others to it.
+fn rings() -> usize {
+    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let rings = mappings.lines().filter(|line| line.contains("memfd:rdma-soft") && line.contains(" 00000000 "));
+    // The process keeps one ring to itself, which it maps as sender and as receiver.
+    rings.count().saturating_sub(2)
+}
+
+#[test]
+fn processes_that_have_all_talked_to_each_other_leave_no_rings() {
+    const NAME: &str = "cm_soft::processes_that_have_all_talked_to_each_other_leave_no_rings";
+    const MEMBERS: u16 = 16;
+    if let Some(role) = peer::role() {
+        let Some(_rdma) = soft_device() else { return };
+        let (address, number) = role.split_once(' ').unwrap();
+        let (address, number): (Ipv4Addr, u16) = (address.parse().unwrap(), number.parse().unwrap());
+        let connections = talk_to_all(number, MEMBERS, |member| (address, 7471 + member).into());
+        peer::report(rings());
+        peer::wait_for("close");
+        drop(connections);
+        // Rings are closed after 10 to 20 seconds without packets. The thread of the device does that.
+        let start = Instant::now();
+        while rings() > 0 {
+            assert!(start.elapsed() < DEADLINE, "{} rings", rings());
+            thread::sleep(Duration::from_millis(100));
+        }
+        peer::report("no rings");
+        peer::wait_to_be_killed();
+    }
+    let Some(_rdma) = soft_device() else { return };
+    let [.., a, b] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, 202, a, b);
+    let mut members: Vec<Peer> = (0..MEMBERS).map(|number| Peer::start(NAME, format!("{address} {number}"))).collect();
+    let is_shared = std::env::var("RDMA_SOFT_UDP").is_ok_and(|value| value == "1");
+    let used: Vec<usize> = members.iter_mut().map(|member| member.next_report().parse().unwrap()).collect();
+    // One ring in each direction, which is closed early if a process has to wait for the others.
+    assert!(used.iter().all(|rings| !is_shared == (*rings > 0)), "{used:?}");
+    members.iter_mut().for_each(|member| member.tell("close"));
+    for member in &mut members {
+        assert_eq!(member.next_report(), "no rings");
+    }
+    members.into_iter().for_each(Peer::kill);
 }

@@ -1,6 +1,6 @@
 //! Peers in separate processes, which tests can kill. A peer executes the calling test in another role.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -15,6 +15,13 @@ pub(crate) fn role() -> Option<String> {
 /// Sends a line to the process that started this one.
 pub(crate) fn report(what: impl std::fmt::Display) {
     println!("\n{PREFIX}{what}");
+}
+
+/// Waits until the process that started this one has sent this line.
+pub(crate) fn wait_for(line: &str) {
+    let mut read = String::new();
+    io::stdin().read_line(&mut read).expect("text");
+    assert_eq!(read.trim_end(), line);
 }
 
 /// Waits to be killed. Exits if the parent process ends first.
@@ -62,6 +69,13 @@ impl Peer {
             }
             all += &line;
         }
+    }
+
+    /// Sends the peer a line, which [`wait_for`] waits for.
+    #[track_caller]
+    pub(crate) fn tell(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        writeln!(stdin, "{line}").expect("the peer reads it");
     }
 
     /// Kills the peer with SIGKILL and waits until the process is gone.
