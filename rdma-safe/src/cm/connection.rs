@@ -129,9 +129,10 @@ impl Connection {
     /// Poll the completions of earlier sends first: work in flight is flushed, and may not have reached the peer.
     ///
     /// # Errors
-    /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within
-    /// [`Connector::timeout`](super::Connector::timeout) or [`Listener::timeout`](super::Listener::timeout), or with [`CmError::Call`](super::CmError::Call): the connection has ended nevertheless, and the buffers
-    /// are returned. The errors of [`Endpoint::close`], which keep the buffers.
+    /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within the
+    /// timeout of the connector or listener that made the connection ([`Connector::timeout`](super::Connector::timeout),
+    /// [`Listener::timeout`](super::Listener::timeout)), or with [`CmError::Call`](super::CmError::Call): the connection has
+    /// ended nevertheless, and the buffers are returned. The errors of [`Endpoint::close`], which keep the buffers.
     pub fn disconnect(self) -> Result<Vec<Buffer>, DisconnectError> {
         Ok(self.start_disconnect()?.wait()?.buffers)
     }
