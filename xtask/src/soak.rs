@@ -11,7 +11,8 @@ use clap::ValueEnum;
 use crate::test::{ALL_MODES, SCALE};
 use crate::{process, softroce};
 
-/// Repeats tests for hours: seeds of packet loss, floods, states of connections, guests, UCX and Open MPI, Miri; and tests the tests with mutants
+/// Repeats tests for hours: seeds of packet loss, floods, states of connections, guests, UCX and Open MPI, Miri; and tests the
+/// tests with mutants
 ///
 /// `cargo xtask test --full` runs fewer rounds of these, Miri with one interface for each test, and no mutants. Every part
 /// runs, even after a failure. The exit status is the status of the first failed part.

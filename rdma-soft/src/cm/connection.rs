@@ -27,7 +27,8 @@ pub enum Phase {
 /// How a connection has ended, which decides what late messages are answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ended {
-    /// It was never established here or at the peer. A late REQ or REP gets the REJ that has ended the connection, if there was one.
+    /// It was never established here or at the peer. A late REQ or REP gets the REJ that has ended the connection, if there was
+    /// one.
     Failed,
     /// It may have been established at the peer. A late REP or RTU gets a DREQ.
     Disconnected,

@@ -18,10 +18,10 @@ use crate::wire::cm::{MAD_LEN, Mad, Message};
 
 /// Settings of a [`Manager`].
 ///
-/// They limit its memory. A connection or lookup takes at most 768 bytes, also in timewait and in a backlog. With the default limits of
-/// [`Config::new`] that is 84 MiB. A flooded listener whose program takes no requests takes 1024 times as much, 768 KiB, and the
-/// memory of dropped requests takes 128 KiB. Each call adds at most three events and three MADs, except [`Manager::expire`], so the
-/// queues stay short if the owner empties them after each call.
+/// They limit its memory. A connection or lookup takes at most 768 bytes, also in timewait and in a backlog. With the default
+/// limits of [`Config::new`] that is 84 MiB. A flooded listener whose program takes no requests takes 1024 times as much, 768 KiB,
+/// and the memory of dropped requests takes 128 KiB. Each call adds at most three events and three MADs, except
+/// [`Manager::expire`], so the queues stay short if the owner empties them after each call.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
     /// GUID of this incarnation of the device. No other device and no earlier incarnation has it.
@@ -209,7 +209,8 @@ impl Manager {
         (ended, self.connections.len() - ended)
     }
 
-    /// Makes room for one more connection or lookup. If the manager is full, the connection that has waited longest for an RTU fails.
+    /// Makes room for one more connection or lookup. If the manager is full, the connection that has waited longest for an RTU
+    /// fails.
     ///
     /// # Errors
     /// [`CallError::Full`] if no connection has waited for as long as a peer needs to answer.

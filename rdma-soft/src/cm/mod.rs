@@ -16,15 +16,16 @@
 //!   learn that the connection has ended.
 //! - A duplicate of a rejected REQ or REP gets the same REJ again. A REP for a connection that has failed or is unknown gets a REJ,
 //!   and an RTU gets a REJ or DREQ. Linux ignores some of them, and the peer retransmits until its retries are exhausted.
-//! - A DREQ or REJ ends a request although the REP, which it has overtaken, has not arrived. Otherwise the late REP would establish a
-//!   connection that the peer has forgotten.
+//! - A DREQ or REJ ends a request although the REP, which it has overtaken, has not arrived. Otherwise the late REP would establish
+//!   a connection that the peer has forgotten.
 //! - A queue pair number belongs to one connection of an address, whatever the GUID. If a REQ or REP names the number of another
 //!   connection, the peer was restarted, or its DREQs were lost. The message is rejected as stale, and the old connection ends.
-//! - A passive side that gives up its REP sends a REJ, and then DREQs until the peer confirms one. The peer may have established the
-//!   connection.
+//! - A passive side that gives up its REP sends a REJ, and then DREQs until the peer confirms one. The peer may have established
+//!   the connection.
 //! - An MRA raises the number of retransmissions but does not delay them, since the RTU that ends the wait may be lost.
 //! - If the requests of a flood fill a backlog, requests from other addresses take the place of some of them, and so do
-//!   retransmissions. If accepted requests of a flood fill the manager, it gives up the connection that has waited longest for an RTU.
+//!   retransmissions. If accepted requests of a flood fill the manager, it gives up the connection that has waited longest for an
+//!   RTU.
 //!
 //! tests/cm_explorer explores the states of two managers and shows that both sides reach the same verdict, and that no queue pair
 //! number is reused while the peer still uses it. This holds if at least one transmission of each message arrives, and if timewait

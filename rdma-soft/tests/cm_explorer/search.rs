@@ -103,7 +103,8 @@ pub(crate) fn search(name: &str, settings: Settings) -> Report {
     }
     report.states = ways.len();
     println!(
-        "{name}: {} states, {} steps between them, depth {}, {} states of a host, {} quiescent with a connection, {} without, {:.1} s",
+        "{name}: {} states, {} steps between them, depth {}, {} states of a host, {} quiescent with a connection, \
+         {} without, {:.1} s",
         report.states,
         report.transitions,
         report.depth,

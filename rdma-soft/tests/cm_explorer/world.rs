@@ -33,8 +33,8 @@ pub(crate) struct Settings {
 
 /// A packet in flight, and the bits of the timewaits that it blocks, because it leaves the network before they end.
 ///
-/// A timewait is longer than a packet and its answer stay in the network. So a packet blocks a timewait that has begun since the packet
-/// was sent (lower half). A packet that was sent while such a packet was in flight blocks it, too (upper half).
+/// A timewait is longer than a packet and its answer stay in the network. So a packet blocks a timewait that has begun since the
+/// packet was sent (lower half). A packet that was sent while such a packet was in flight blocks it, too (upper half).
 pub(crate) type Flying = (u32, u64);
 
 const LOWER_HALF: u64 = 0xffff_ffff;

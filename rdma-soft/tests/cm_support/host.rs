@@ -397,7 +397,8 @@ impl Host {
 
     /// Handles data. A queue pair receives from its peer only, and only while it is connected.
     ///
-    /// Data for an earlier incarnation does not arrive: a device begins with a random queue pair number. The model reuses the numbers.
+    /// Data for an earlier incarnation does not arrive: a device begins with a random queue pair number. The model reuses the
+    /// numbers.
     fn receive(&mut self, from: u8, qpn: u32, psn: u32) -> Result<(), String> {
         let is_of_qp = |session: &&Session| {
             let phase = self.manager.phase(session.id);

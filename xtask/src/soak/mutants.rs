@@ -1,4 +1,5 @@
-//! Random mutants of the data path and of connection management, which the quick tests must notice: `cargo mutants` with a fixed selection.
+//! Random mutants of the data path and of connection management, which the quick tests must notice: `cargo mutants` with a fixed
+//! selection.
 
 use std::fs;
 use std::process::Command;

@@ -26,8 +26,8 @@ impl Core {
     /// Binds an id to a local address: `rdma_bind_addr(3)`.
     ///
     /// # Errors
-    /// `ENODEV` for an address if the device was removed, `EINVAL` if the id is bound already, and for a link-local address without the scope that names its interface, `EADDRNOTAVAIL` for
-    /// an address of another host, and the errors of a port in use.
+    /// `ENODEV` for an address if the device was removed, `EINVAL` if the id is bound already, and for a link-local address without
+    /// the scope that names its interface, `EADDRNOTAVAIL` for an address of another host, and the errors of a port in use.
     pub(crate) fn cm_bind(&mut self, number: u32, address: SocketAddr) -> Result<(), i32> {
         let id = self.id(number)?;
         if id.phase != Phase::Idle {
