@@ -18,6 +18,7 @@ use rdma_safe::{
 use crate::channel::is_readable;
 use crate::cm::{address, next, request, resolved, transition};
 use crate::cm_connections::{connected, failure, listener};
+use crate::cm_handshakes::wait_for_event;
 use crate::support::peer::{self, Peer};
 use crate::support::{DEADLINE, device, error_of, filled};
 
@@ -137,6 +138,8 @@ fn a_client_killed_before_it_is_accepted_is_an_error() {
         let mut client = Peer::start(NAME, local);
         assert_eq!(client.next_report(), "requested");
         let accepted = if killed_at == 0 {
+            // The request has arrived.
+            wait_for_event(listener.channel());
             client.kill();
             prepared(&mut listener).and_then(|prepared| prepared.accept(b""))
         } else if killed_at == 1 {

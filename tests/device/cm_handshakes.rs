@@ -176,7 +176,7 @@ fn pending<T: Outcome<Context = (), Error: Debug> + Debug>(handshake: Handshake<
 
 /// Waits until an event has arrived, and leaves it in the channel.
 #[track_caller]
-fn wait_for_event(channel: &EventChannel) {
+pub(crate) fn wait_for_event(channel: &EventChannel) {
     assert!(is_readable(channel, DEADLINE), "an event in time");
 }
 
@@ -267,7 +267,9 @@ fn a_client_that_does_not_confirm_is_left_at_the_deadline() {
     let failed = error(waiting);
     assert!(Instant::now() >= deadline);
     assert_eq!((failed.step, failed.cause), (Step::Accept, Cause::Timeout(SHORT)));
-    // The reply was withdrawn.
+    if ends.rdma.loses_cm_messages() {
+        return println!("skipped the other end: it may not learn that the reply was withdrawn");
+    }
     let failed = error(silent);
     assert_eq!(failed.step, Step::Connect, "{failed}");
     assert!(matches!(failed.cause, Cause::Rejected { .. } | Cause::Failed(_)), "{failed}");

@@ -164,6 +164,9 @@ fn two_ids_that_reuse_a_port_connect_from_it() {
 fn a_request_of_a_destroyed_client_cannot_be_answered() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
+    if rdma.loses_cm_messages() {
+        return println!("skipped: the withdrawal of a request is sent once");
+    }
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
     let mut client = resolved(&channels[0], local);

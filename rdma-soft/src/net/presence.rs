@@ -56,10 +56,13 @@ impl Presence {
         self.poll.fd()
     }
 
-    /// Watches the process whose device has an address. Returns whether it can be watched.
-    pub(crate) fn watch(&mut self, address: IpAddr) -> bool {
+    /// Watches the process whose device has an address.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED` if there is no such process, and others if it cannot be watched.
+    pub(crate) fn watch(&mut self, address: IpAddr) -> io::Result<()> {
         if self.watched.contains_key(&address) {
-            return true;
+            return Ok(());
         }
         let token = self.new_token();
         let connect = || {
@@ -71,13 +74,9 @@ impl Presence {
             self.poll.add(connection.as_fd(), token, libc::EPOLLRDHUP)?;
             io::Result::Ok(connection)
         };
-        match connect() {
-            Ok(connection) => {
-                self.watched.insert(address, (token, connection));
-                true
-            }
-            Err(_) => false,
-        }
+        let connection = connect()?;
+        self.watched.insert(address, (token, connection));
+        Ok(())
     }
 
     /// Stops watching other processes.
@@ -148,20 +147,20 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn the_end_of_a_watched_process_is_reported_once() {
         let (mut a, mut b) = (open(1), open(2));
-        assert!(a.watch(address(2)) && a.watch(address(2)), "a second time changes nothing");
+        assert!(a.watch(address(2)).is_ok() && a.watch(address(2)).is_ok(), "a second time changes nothing");
         assert!(ended(&mut b).is_empty());
         assert_eq!((b.watchers.len(), ended(&mut a)), (1, vec![]));
         drop(b);
         assert_eq!(ended(&mut a), [address(2)]);
         assert!(ended(&mut a).is_empty());
-        assert!(!a.watch(address(2)), "nobody has the address");
+        assert_eq!(a.watch(address(2)).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_process_that_ends_before_it_accepts_is_reported() {
         let (mut a, b) = (open(3), open(4));
-        assert!(a.watch(address(4)));
+        assert!(a.watch(address(4)).is_ok());
         drop(b);
         assert_eq!(ended(&mut a), [address(4)]);
     }
@@ -170,7 +169,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_process_that_is_not_watched_any_more_forgets_its_watcher() {
         let (mut a, mut b) = (open(5), open(6));
-        assert!(a.watch(address(6)));
+        assert!(a.watch(address(6)).is_ok());
         assert!(ended(&mut b).is_empty());
         a.unwatch_all();
         assert_eq!((ended(&mut b), b.watchers.len()), (vec![], 0));

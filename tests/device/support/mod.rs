@@ -138,9 +138,18 @@ impl Rdma {
 
     /// Whether the device drops, duplicates, reorders or corrupts packets on purpose.
     pub(crate) fn loses_packets(&self) -> bool {
+        !self.faults().only_cm && self.loses_cm_messages()
+    }
+
+    fn faults(&self) -> soft::Faults {
         let faults = variable("RDMA_SOFT_FAULTS").filter(|_| self.is_soft());
-        let faults: soft::Faults = faults.unwrap_or_default().parse().expect("RDMA_SOFT_FAULTS can be read");
-        !faults.only_cm && [faults.drop, faults.dup, faults.reorder, faults.corrupt].iter().any(|share| *share > 0.0)
+        faults.unwrap_or_default().parse().expect("RDMA_SOFT_FAULTS can be read")
+    }
+
+    /// Whether the device treats messages of the connection manager so on purpose.
+    pub(crate) fn loses_cm_messages(&self) -> bool {
+        let faults = self.faults();
+        [faults.drop, faults.dup, faults.reorder, faults.corrupt].iter().any(|share| *share > 0.0)
     }
 
     pub(crate) fn pd(&self) -> ProtectionDomain {

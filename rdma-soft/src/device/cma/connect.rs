@@ -72,7 +72,7 @@ impl Core {
             return self.request(number, own, &parameters, now);
         }
         match id_found {
-            Some(peer) if self.watch(peer) => self.request(number, peer, &parameters, now),
+            Some(peer) if self.watch(peer).is_ok() => self.request(number, peer, &parameters, now),
             _ => self.find_listener(number, Goal::Connect(Box::new(parameters)), TIMEOUT, now),
         }
     }
@@ -143,7 +143,7 @@ impl Core {
         let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
         (id.connection, id.phase, id.link) = (Some(connection), Phase::Connect, Some(to.link));
         id.remote_gid = Some(gid(to.address));
-        self.watch(to);
+        self.watch_or_end(now, to);
         self.update_cm(now);
         Ok(())
     }

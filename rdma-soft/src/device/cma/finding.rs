@@ -1,6 +1,7 @@
 //! Finding the device of a listener on this host, before a request is sent to it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::time::Duration;
 
 use rdma_sys::*;
@@ -127,12 +128,22 @@ impl Core {
             && ids.iter().any(|(other, of)| other != number && of.destination == id.destination && is_connected(of))
     }
 
-    /// Watches the process of a peer on this host, so that its end is noticed. Returns whether it exists, as far as this is known.
-    pub(super) fn watch(&mut self, peer: Peer) -> bool {
+    /// Watches the process of a peer on this host, so that its end is noticed.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED` if it has ended already, and others if it cannot be watched.
+    pub(super) fn watch(&mut self, peer: Peer) -> io::Result<()> {
         if !peer.is_local || self.links.iter().any(|link| link.socket.address() == peer.address) {
-            return true;
+            return Ok(());
         }
-        self.state.cma.presence.as_mut().is_none_or(|presence| presence.watch(peer.address))
+        self.state.cma.presence.as_mut().map_or(Ok(()), |presence| presence.watch(peer.address))
+    }
+
+    /// Watches the process of a peer on this host, and ends its connections if it has ended already.
+    pub(super) fn watch_or_end(&mut self, now: Time, peer: Peer) {
+        if self.watch(peer).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            self.state.cma.manager.handle_gone_peer(now, peer.address);
+        }
     }
 
     /// Lets peers watch this process, from the first use of connections by address on. Returns whether this is the first time.

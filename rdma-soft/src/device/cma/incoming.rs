@@ -137,7 +137,7 @@ impl Core {
         cma.by_connection.insert(connection, id);
         let kind = RDMA_CM_EVENT_CONNECT_REQUEST;
         cma.push(CmEvent { id, listener: Some(number), kind, status: 0, parameters });
-        self.watch(peer);
+        self.watch_or_end(now, peer);
     }
 
     /// Removes a request that gave its place in the backlog to another one.
