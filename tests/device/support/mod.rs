@@ -7,6 +7,7 @@ pub(crate) mod link;
 pub(crate) mod miri;
 #[cfg(not(miri))]
 pub(crate) mod network;
+#[cfg(not(miri))]
 pub(crate) mod own_device;
 pub(crate) mod peer;
 pub(crate) mod program;
