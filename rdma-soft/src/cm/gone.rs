@@ -2,7 +2,8 @@
 
 use super::ConnectionId;
 use super::connection::{Ended, Phase};
-use super::events::{Event, Failure};
+use super::end::rejected;
+use super::events::Event;
 use super::manager::Manager;
 use crate::transport::Time;
 use crate::wire::cm::RejectReason;
@@ -22,8 +23,10 @@ impl Manager {
                 _ => Ended::Disconnected,
             };
             let event = match phase {
-                Phase::ReqReceived => rejected(id, RejectReason::TIMEOUT),
-                Phase::ReqSent | Phase::RepReceived | Phase::RepSent => rejected(id, RejectReason::CONSUMER_DEFINED),
+                Phase::ReqReceived => rejected(id, RejectReason::TIMEOUT, [0; 148]),
+                Phase::ReqSent | Phase::RepReceived | Phase::RepSent => {
+                    rejected(id, RejectReason::CONSUMER_DEFINED, [0; 148])
+                }
                 _ => Event::Disconnected { id, is_confirmed: true },
             };
             self.report_end(id, event);
@@ -33,8 +36,4 @@ impl Manager {
             self.fail_lookup(id);
         }
     }
-}
-
-fn rejected(id: ConnectionId, reason: RejectReason) -> Event {
-    Event::Failed { id, failure: Failure::Rejected { reason, private_data: Box::new([0; 148]) } }
 }

@@ -290,14 +290,7 @@ impl Core {
             if let Some(binding) = id.binding.take() {
                 cma.ports.release(binding);
             }
-            let Some(connection) = id.connection else { continue };
-            if cma.by_connection.get(&connection) == Some(&number) {
-                cma.by_connection.remove(&connection);
-                match id.is_datagram() {
-                    true => cma.manager.release_lookup(now, connection),
-                    false => cma.manager.release(now, connection),
-                }
-            }
+            cma.release_connection(now, number, id.connection, id.is_datagram());
         }
         self.update_cm(now);
     }

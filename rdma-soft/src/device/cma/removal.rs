@@ -1,13 +1,30 @@
-//! Ids of a device that is removed.
+//! Ends of connections with their ids, and the removal of the device.
 
 use rdma_sys::RDMA_CM_EVENT_DEVICE_REMOVAL;
 
 use super::Cma;
 use super::id::{Id, Phase};
+use crate::cm::ConnectionId;
 use crate::device::Core;
 use crate::transport::Time;
 
 impl Cma {
+    /// Ends the connection or the lookup of an id. After timewait another connection may have the same random number.
+    pub(super) fn release_connection(
+        &mut self,
+        now: Time,
+        id: u32,
+        connection: Option<ConnectionId>,
+        is_datagram: bool,
+    ) {
+        let Some(connection) = connection.filter(|of| self.by_connection.get(of) == Some(&id)) else { return };
+        self.by_connection.remove(&connection);
+        match is_datagram {
+            true => self.manager.release_lookup(now, connection),
+            false => self.manager.release(now, connection),
+        }
+    }
+
     /// Fails with `ENXIO` if the device of an id was removed.
     pub(crate) fn check_device(&self, number: u32) -> Result<(), i32> {
         match self.ids.get(number) {
@@ -46,12 +63,8 @@ impl Core {
             }
             id.phase = Phase::Removed;
             id.memberships.clear();
-            if let Some(connection) = id.connection.take().filter(|of| cma.by_connection.remove(of).is_some()) {
-                match id.is_datagram() {
-                    true => cma.manager.release_lookup(now, connection),
-                    false => cma.manager.release(now, connection),
-                }
-            }
+            let (connection, is_datagram) = (id.connection.take(), id.is_datagram());
+            cma.release_connection(now, number, connection, is_datagram);
             cma.push_plain(number, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
         }
         self.update_cm(now);
