@@ -75,8 +75,8 @@ pub fn set_faults(faults: Faults) -> Result<(), FaultsError> {
 /// - Queue pairs fail, and their work completes with `IBV_WC_WR_FLUSH_ERR`.
 /// - Each context gets the asynchronous event `IBV_EVENT_DEVICE_FATAL`, and each `rdma_cm_id` that uses the device the event
 ///   `RDMA_CM_EVENT_DEVICE_REMOVAL`. Its connection ends. A peer learns that from a disconnect request.
-/// - The device is not listed any more. Opening it and resolving addresses fail with `ENODEV`, creating a queue pair with `EIO`,
-///   and calls on ids that have used the device with `ENXIO`.
+/// - The device is not listed any more. Opening it and resolving addresses fail with `ENODEV`, creating or connecting a queue pair
+///   with `EIO`, and calls on ids that have used the device with `ENXIO`.
 ///
 /// Other objects stay valid until they are destroyed. The device does not come back in this process. Does nothing if it cannot be
 /// created, or was removed already.

@@ -9,8 +9,8 @@ use rdma_safe::cm::{
 };
 use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, AsyncEvents, Context, Device, Endpoint, Errno, Error, ExposedRegion, Operation, QueuePairState, WcStatus,
-    soft,
+    Access, AsyncEvents, Context, Device, Endpoint, Errno, Error, ExposedRegion, InitOptions, Operation,
+    QueuePairState, WcStatus, soft,
 };
 
 use crate::cm::{RESOLVE, resolved};
@@ -247,8 +247,11 @@ fn a_removed_soft_device_fails_its_queue_pairs() {
         let (events, pd) = (rdma.async_events().unwrap(), rdma.pd());
         let (mut a, mut b) = connected_endpoints(rdma.endpoint(&pd));
         b.receive(pd.allocate(64).unwrap()).unwrap();
+        let cq = rdma.completion_queue(8).build().unwrap();
+        let mut unused = pd.queue_pair(&cq, &cq).build().unwrap();
         soft::remove();
         soft::remove();
+        assert_eq!(error_of(unused.init(&InitOptions::default())).errno(), Some(Errno(libc::EIO)));
         assert_eq!(events.wait(DEADLINE).unwrap().unwrap().event_type, AsyncEventType::DEVICE_FATAL);
         assert!(events.try_event().unwrap().is_none());
         assert_eq!(b.wait(DEADLINE).unwrap().status, WcStatus::WR_FLUSH_ERR);
@@ -256,7 +259,7 @@ fn a_removed_soft_device_fails_its_queue_pairs() {
         assert_eq!(a.wait(DEADLINE).unwrap().status, WcStatus::WR_FLUSH_ERR);
         assert_eq!(error_of(rdma.endpoint(&pd).build()).errno(), Some(Errno(libc::EIO)));
         assert!(rdma_safe::devices().unwrap().is_empty());
-        drop((a, b, pd, events, rdma));
+        drop((a, b, unused, cq, pd, events, rdma));
         let left = soft::objects();
         assert_eq!((left.contexts, left.queue_pairs, left.memory_regions), (0, 0, 0), "{left:?}");
     });

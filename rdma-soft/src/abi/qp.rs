@@ -203,6 +203,10 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         // Sends the peer the ACKs that are due, and completes finished work, before the state changes.
         core.update_qp_state(number, device.now());
     }
+    // A queue pair in RESET does not fail, but a removed device cannot connect it.
+    if is_removed() && mask & IBV_QP_STATE.0 != 0 && !matches!(attr.qp_state, IBV_QPS_RESET | IBV_QPS_ERR) {
+        return libc::EIO;
+    }
     let state = &mut core.state;
     let Some(found) = state.qps.get_mut(&number) else { return libc::EINVAL };
     if let Err(errno) = found.modify(&attr, mask, peer, window, &mut state.shared) {
