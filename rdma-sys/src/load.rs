@@ -253,7 +253,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// What to install or to set, for devices of the kernel. The end of the message.
+    /// Says what to install or to set to use devices of the kernel. The message of the error ends with it.
     #[must_use]
     pub fn advice(&self) -> String {
         match self {

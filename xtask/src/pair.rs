@@ -45,7 +45,7 @@ pub(crate) enum Ready<'a> {
 /// When the server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
-    /// The server ends by itself.
+    /// The server ends after its work.
     Itself,
     /// The server runs until it is killed, after the client has ended.
     Killed,

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use crate::test::{ALL_MODES, SCALE};
 use crate::{process, softroce};
 
-/// Repeats tests for hours: seeds of packet loss, floods, states of connections, guests, UCX and Open MPI, Miri; and tests the
+/// Repeats tests for hours: seeds of packet loss, floods, states of connections, programs of Debian, guests, Miri; and tests the
 /// tests with mutants
 ///
 /// `cargo xtask test --full` runs fewer rounds of these, Miri with one interface for each test, and no mutants. Every part
@@ -47,7 +47,7 @@ enum Part {
     Floods,
     /// More states and random runs of soft0's connection manager, and more hostile messages
     Explore,
-    /// UCX and Open MPI on soft0
+    /// Programs of Debian on soft0
     Foreign,
     /// The device tests in a SoftRoCE guest
     Guests,

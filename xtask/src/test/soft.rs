@@ -22,8 +22,8 @@ const FAULTS: &str = "drop=0.05,reorder=0.05,dup=0.01";
 /// The package whose tests also run over a bad network. Other tests measure times, or have time limits that need a good network.
 const ROBUST: &str = "rdma-tests";
 
-/// A part of the names of the tests that connect by address. They also run with faults of control messages only, since they
-/// skip what needs each datagram to arrive if data may be lost, too.
+/// A part of the names of the tests that connect by address. They also run with faults of control messages only: where data may be
+/// lost, they skip the exchange of datagrams.
 const CONNECTIONS: &str = "cm";
 
 /// The network between the tests' processes.

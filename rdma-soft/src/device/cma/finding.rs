@@ -118,7 +118,7 @@ impl Core {
     }
 
     /// Whether a request that finds no listener is repeated: another id of this process is connected to the same port, perhaps of
-    /// another port space (`ib_send_bw -R -c UD`).
+    /// another port space (`ib_send_bw -R -c UD`). The request began [`TIMEOUT`] before its deadline.
     fn may_listen_again(&self, number: u32, goal: &Goal, now: Time, deadline: Time) -> bool {
         let ids = &self.state.cma.ids;
         let Some(id) = ids.get(number) else { return false };

@@ -45,7 +45,7 @@ pub(crate) struct Id {
     pub(crate) listener: Option<ListenerId>,
     pub(crate) binding: Option<Binding>,
     pub(crate) options: Options,
-    /// Whether events are reported. Those of a request are not until it is answered.
+    /// Whether the program gets the events of the connection. It does not before it has answered the request.
     pub(crate) is_reported: bool,
     pub(crate) memberships: Vec<super::multicast::Membership>,
 }

@@ -16,7 +16,7 @@ enum Start {
     Listens,
     /// A TCP socket listens at the port.
     ListensByTcp,
-    /// An id listens at this port, which the program cannot change. The server is bound to an address of its own.
+    /// An id listens at this port. The program cannot change the port, so the server uses an address that nothing else uses.
     ListensAt(u16),
     /// The server has written this line. It runs under `stdbuf`, since it buffers what it writes to a pipe.
     Writes(&'static str),

@@ -24,7 +24,7 @@ pub(super) fn run(tests: &mut Tests<'_>) {
 
 /// Transfers blocks. Afterwards both ends have the same block in their memory, which is in files.
 ///
-/// `--verify` of fio does not verify what is in the memory of the other end.
+/// The option `--verify` of fio does not read the memory of the other end.
 fn transfer(root: &Root, verb: &str) -> Result<()> {
     let (traffic, port) = (Traffic::new(root)?, pair::free_port()?);
     let files = [root.file("fio-server"), root.file("fio-client")];
