@@ -91,6 +91,7 @@ mod tests {
     use crate::error::Verb;
 
     #[test]
+    #[cfg_attr(miri, ignore = "opens a library")]
     fn without_a_device_soft0_is_recommended_first() {
         // SAFETY: there is no such library, so no code is loaded.
         let Err(missing) = (unsafe { Verbs::load_from("/no/such/library.so") }) else {
