@@ -122,6 +122,22 @@ fn a_refused_probe_is_posted_again() {
 }
 
 #[test]
+fn a_device_that_refuses_all_probes_has_failed() {
+    on_both_interfaces(|soft, mode| {
+        let pd = soft.pd();
+        let (mut a, _b) = ends(soft, &pd, mode, limit(soft));
+        let completion = within_deadline("the report", || {
+            soft.refuse_send(mode);
+            a.poll().unwrap()
+        });
+        let lost = completion.connection_lost().expect("the report");
+        assert_eq!(lost.status, WcStatus::FATAL_ERR);
+        assert!(lost.to_string().contains("the local device refuses"), "{lost}");
+        assert!(soft.take_posted().is_empty());
+    });
+}
+
+#[test]
 fn a_doubtful_probe_counts_as_posted() {
     for taken in [false, true] {
         on_both_interfaces(|soft, mode| {

@@ -24,6 +24,7 @@ pub struct ConnectionLost {
     /// | [`WcStatus::RESP_TIMEOUT_ERR`] | the peer is gone: its device has acknowledged nothing within the limit |
     /// | [`WcStatus::RETRY_EXC_ERR`] | the same, after all retries of the local device |
     /// | [`WcStatus::REM_INV_REQ_ERR`], [`WcStatus::REM_ACCESS_ERR`] | the peer's queue pair does not permit RDMA writes |
+    /// | [`WcStatus::FATAL_ERR`] | the local device refuses the writes of the keepalive: it may have failed or been removed |
     /// | [`WcStatus::WR_FLUSH_ERR`] | the device has moved the local queue pair to the error state |
     pub status: WcStatus,
 }
@@ -46,6 +47,12 @@ impl fmt::Display for ConnectionLost {
                 "the peer's queue pair {qp_num:#08x} has refused the keepalive, which ended the connection ({status}): it must \
                  permit RDMA writes (EndpointBuilder::keepalive or peer_access, in C IBV_ACCESS_REMOTE_WRITE), or turn \
                  EndpointBuilder::keepalive off here; {ADVICE}"
+            ),
+            WcStatus::FATAL_ERR => write!(
+                f,
+                "the connection to the peer's queue pair {qp_num:#08x} is lost: the local device refuses the writes of the \
+                 keepalive, so it may have failed or been removed ({status}); the device's asynchronous events and the \
+                 kernel's log may have the reason; {ADVICE}, on another device if there is one"
             ),
             _ => write!(
                 f,

@@ -9,6 +9,7 @@
 //! | none | a signaled send | none: the transport retries that send, and fails it if no ACK arrives |
 //! | none | no signaled send | post a probe: a write of zero bytes, which the peer's device acknowledges |
 //! | none | a probe, for the second check in a row | the peer is gone, if the probe was the only work in flight |
+//! | none | no signaled send, and the provider refuses the probe for the second check in a row | the device has failed |
 //!
 //! A probe behind unsignaled sends does not prove anything when it takes long: an earlier send may be waiting for a
 //! receive of a peer that is alive. The transport tells the two apart, since it counts RNR NAKs and ACK timeouts
@@ -46,6 +47,9 @@ pub(super) const LIMITS: [Duration; 2] = [Duration::from_millis(10), Duration::f
 /// Number of checks without completions after which a probe has failed.
 const WAITS: u8 = 2;
 
+/// Number of checks in a row whose probe the provider refuses after which the connection has failed.
+const REFUSALS: u8 = 2;
+
 /// The keepalive of an endpoint.
 pub(super) struct Keepalive {
     /// Time limit.
@@ -68,6 +72,8 @@ pub(super) struct Keepalive {
     probes: u64,
     /// The probe in flight.
     probe: Option<Probe>,
+    /// Number of probes in a row that the provider has refused.
+    refusals: u8,
     /// Result of the keepalive that is to be handed out.
     report: Option<Outcome>,
     /// The report that was handed out.
@@ -92,8 +98,8 @@ pub(super) enum Check {
     Pass,
     /// Post a probe.
     Probe,
-    /// The peer is gone.
-    Silent,
+    /// The peer is gone, or the device takes no probes.
+    Lost,
 }
 
 impl Keepalive {
@@ -109,6 +115,7 @@ impl Keepalive {
             others: 0,
             probes: 0,
             probe: None,
+            refusals: 0,
             report: None,
             lost: None,
         }
@@ -171,12 +178,15 @@ impl Keepalive {
             return Check::Pass;
         }
         let heard = std::mem::replace(&mut self.seen, count) != count;
+        if heard {
+            self.refusals = 0;
+        }
         // A later send has completed, so the provider has lost the completion of the probe.
         self.probe = self.probe.filter(|probe| sends.oldest() <= probe.next);
         match &mut self.probe {
             Some(probe) => {
                 probe.waits = if heard { 0 } else { probe.waits.saturating_add(1) };
-                if probe.is_alone && probe.waits >= WAITS { Check::Silent } else { Check::Pass }
+                if probe.is_alone && probe.waits >= WAITS { Check::Lost } else { Check::Pass }
             }
             None if heard || sends.awaits_completion() => Check::Pass,
             None => Check::Probe,
@@ -278,7 +288,7 @@ impl<I: Interface> Poster<I> {
             return;
         };
         keepalive.schedule(now);
-        if self.check_peer() == Check::Silent {
+        if self.check_peer() == Check::Lost {
             self.lose_peer();
         }
     }
@@ -287,10 +297,7 @@ impl<I: Interface> Poster<I> {
     pub(super) fn check_peer(&mut self) -> Check {
         let Live { keepalive: Some(keepalive), sends, receives, .. } = &mut self.live else { return Check::Pass };
         let check = keepalive.check(keepalive.completions(sends, receives), sends);
-        if check == Check::Probe {
-            self.post_probe();
-        }
-        check
+        if check == Check::Probe { self.post_probe() } else { check }
     }
 
     /// Whether no completion was recorded since the last check.
@@ -302,15 +309,16 @@ impl<I: Interface> Poster<I> {
     /// Ends a connection whose peer is gone.
     pub(super) fn lose_peer(&mut self) {
         if let Some(keepalive) = &mut self.live.keepalive {
-            keepalive.report = Some(Outcome { status: WcStatus::RESP_TIMEOUT_ERR, ..Outcome::DONE });
+            let status = if keepalive.refusals < REFUSALS { WcStatus::RESP_TIMEOUT_ERR } else { WcStatus::FATAL_ERR };
+            keepalive.report = Some(Outcome { status, ..Outcome::DONE });
         }
         self.poison();
     }
 
     /// Posts a signaled write of zero bytes. The send queue has an entry for it.
-    fn post_probe(&mut self) {
+    fn post_probe(&mut self) -> Check {
         self.abort_batch();
-        let Some(keepalive) = &mut self.live.keepalive else { return };
+        let Some(keepalive) = &mut self.live.keepalive else { return Check::Pass };
         let wr_id = PROBE | (keepalive.probes + 1);
         let sends = &self.live.sends;
         let probe = Probe { wr_id, next: sends.posted(), is_alone: !sends.has_posted(), waits: 0 };
@@ -321,11 +329,15 @@ impl<I: Interface> Poster<I> {
             unsafe { batch.write(wr, Remote { address: 0, rkey: 0 }, nothing)? };
             batch.post()
         });
-        // The next check tries again if the probe was surely not posted.
         if posted.is_ok() || matches!(posted, Err(PostError::MaybePosted { .. })) {
             keepalive.probes += 1;
             keepalive.probe = Some(probe);
+            keepalive.refusals = 0;
+            return Check::Probe;
         }
+        // It was surely not posted. The next check tries again.
+        keepalive.refusals += 1;
+        if keepalive.refusals < REFUSALS { Check::Probe } else { Check::Lost }
     }
 
     /// Hands out the report of the keepalive. The endpoint then takes no more work.

@@ -48,7 +48,7 @@ impl Rig {
 #[test]
 fn a_silent_peer_is_lost_after_four_checks() {
     let mut rig = Rig::new();
-    assert_eq!(rig.checks(), [Check::Pass, Check::Probe, Check::Pass, Check::Silent]);
+    assert_eq!(rig.checks(), [Check::Pass, Check::Probe, Check::Pass, Check::Lost]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn any_completion_is_a_sign_of_life() {
         rig.completions += 1;
         assert_eq!(rig.checks(), [Check::Pass, Check::Pass]);
     }
-    assert_eq!(rig.check(), Check::Silent);
+    assert_eq!(rig.check(), Check::Lost);
 }
 
 #[test]

@@ -305,7 +305,7 @@ impl Members {
     /// Ends the connection of an endpoint, unless one of its completions was recorded since its last check.
     ///
     /// No poll of the completion queue may be open, because some providers take its lock here.
-    pub(super) fn lose_silent_peer(&mut self, key: EndpointKey) {
+    pub(super) fn lose_peer(&mut self, key: EndpointKey) {
         let Some(poster) = self.find(key) else { return };
         if !poster.is_still_silent() {
             return;

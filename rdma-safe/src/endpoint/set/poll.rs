@@ -72,12 +72,12 @@ impl EndpointSet {
                 continue;
             };
             self.schedule.repeat(due, now);
-            if check == Check::Silent {
+            if check == Check::Lost {
                 // The queue is never empty while other peers are busy. A completion of this one may be in it.
                 if !std::mem::replace(&mut drained, true) {
                     self.drain()?;
                 }
-                self.members.lose_silent_peer(due.key);
+                self.members.lose_peer(due.key);
             }
         }
         self.schedule.hurry();
