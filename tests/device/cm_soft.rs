@@ -11,7 +11,6 @@ use rdma_safe::cm::{
 use rdma_safe::{Endpoint, Errno, Error, Operation};
 
 use crate::cm::{listener, next, request, resolved};
-use crate::support::child::{in_own_process, open_files};
 use crate::support::peer::{self, Peer};
 use crate::support::{DEADLINE, Rdma, device, error_of, filled, within_deadline};
 
@@ -127,45 +126,6 @@ fn a_listener_that_has_accepted_a_connection_may_listen_again_before_the_next_on
     let mut third = resolved(&active, at);
     third.connect(&numbers[3]).unwrap();
     assert_eq!(rejection(next(&active, third.id())), RejectReason::INVALID_SERVICE_ID);
-}
-
-#[test]
-fn a_listener_holds_a_thousand_connections_without_descriptors() {
-    if soft_device().is_none() {
-        return;
-    }
-    in_own_process("cm_soft::a_listener_holds_a_thousand_connections_without_descriptors", || {
-        let Some(_rdma) = soft_device() else { return };
-        let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
-        let mut server = Id::new(&passive, PortSpace::TCP).unwrap();
-        server.bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        server.listen(1024).unwrap();
-        let at = server.local_address().unwrap().ip().unwrap();
-        let descriptors = open_files();
-        // The ids exchange no data, so the numbers of their queue pairs do not matter.
-        let mut clients: Vec<Id> = (0..1000).map(|_| resolved(&active, at)).collect();
-        for (client, number) in clients.iter_mut().zip(0x1000..) {
-            client.connect(&ConnectParameters::new(number)).unwrap();
-        }
-        let served: Vec<Id> = (0x10_000..0x10_000 + 1000)
-            .map(|number| {
-                let (mut accepted, _) = request(&passive, &server);
-                accepted.accept(&ConnectParameters::new(number)).unwrap();
-                accepted
-            })
-            .collect();
-        for _ in 0..1000 {
-            let event = active.wait(DEADLINE).unwrap().expect("an event in time");
-            assert!(matches!(event.kind, EventKind::ConnectResponse(_)), "{:?}", event.kind);
-            clients.iter_mut().find(|client| client.id() == event.id).unwrap().establish().unwrap();
-        }
-        for _ in 0..1000 {
-            let event = passive.wait(DEADLINE).unwrap().expect("an event in time");
-            assert!(matches!(event.kind, EventKind::Established(_)), "{:?}", event.kind);
-        }
-        assert_eq!(open_files(), descriptors);
-        drop((clients, served));
-    });
 }
 
 #[test]

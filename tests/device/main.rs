@@ -36,6 +36,8 @@ mod cm_handshakes;
 #[cfg(not(miri))]
 mod cm_keepalive;
 #[cfg(not(miri))]
+mod cm_many;
+#[cfg(not(miri))]
 mod cm_names;
 #[cfg(not(miri))]
 mod cm_networks;
