@@ -123,3 +123,31 @@ fn a_program_in_c_answers_keepalives() {
     assert!(connection.is_connected().unwrap());
     drop((connection, server));
 }
+
+#[test]
+fn a_client_that_handles_the_reply_late_is_not_lost() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    let within = short(&rdma);
+    let route = Connector::new().resolve(local).unwrap();
+    let pd = route.pd().clone();
+    let connecting = route.prepare(Endpoint::builder(&pd).keepalive(None)).unwrap().start_connect(b"").unwrap();
+    let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+    let pd = request.pd().unwrap();
+    let mut set = EndpointSet::builder(pd.context(), 32).build().unwrap();
+    let builder = Endpoint::builder(&pd).send_depth(8).recv_depth(8).keepalive(within);
+    let accepting = request.start_accept_in(builder, &mut set, b"").unwrap();
+    // The client's queue pair answers nothing meanwhile.
+    let start = Instant::now();
+    while start.elapsed() < 2 * within {
+        assert!(set.poll().unwrap().is_none(), "the keepalive starts with the connection");
+    }
+    let client = connecting.wait().unwrap();
+    let server = accepting.wait_in(&mut set).unwrap();
+    // From now on it is watched: without the queue pair, but with the id, nothing else tells that it is gone.
+    let (endpoint, _id) = client.into_parts();
+    drop(endpoint);
+    let (key, lost) = within_deadline("the report", || set.poll().unwrap());
+    assert!(key == server.key() && lost.connection_lost().is_some(), "{:?}", lost.status);
+}

@@ -118,6 +118,8 @@ impl Side {
         for state in [QueuePairState::RTR, QueuePairState::RTS] {
             self.bring_to(Step::Accept, endpoint, state)?;
         }
+        // The peer's queue pair does not answer before its program has handled the reply.
+        endpoint.set_keepalive(false);
         let parameters = self.parameters(endpoint, Some(asked), private_data)?;
         self.id.accept(&parameters).map_err(|error| self.call_failed(Step::Accept, error))
     }
@@ -139,7 +141,10 @@ impl Side {
                 self.id.establish().map_err(|error| self.call_failed(step, error))?;
                 Ok(answer.private_data)
             }
-            (Step::Accept, EventKind::Established(_)) => Ok(*asked),
+            (Step::Accept, EventKind::Established(_)) => {
+                endpoint.set_keepalive(true);
+                Ok(*asked)
+            }
             (_, other) => Err(self.error(step, Cause::of(other))),
         }
     }
@@ -187,6 +192,9 @@ pub(super) trait ConnectionEnd {
     fn queue_pair(&self) -> &QueuePair;
     fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()>;
 
+    /// Starts or ends the keepalive, if the endpoint has one. A queue pair in RTS starts it by itself.
+    fn set_keepalive(&mut self, is_on: bool);
+
     /// Flushes all work.
     fn flush(&mut self) -> Result<()> {
         self.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))
@@ -206,6 +214,10 @@ macro_rules! impl_connection_end {
 
             fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
                 self.advance(attributes)
+            }
+
+            fn set_keepalive(&mut self, is_on: bool) {
+                self.set_keepalive(is_on);
             }
         })+
     };

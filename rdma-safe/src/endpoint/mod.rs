@@ -208,6 +208,11 @@ impl<I: Interface> Endpoint<I> {
         self.poster.advance(attributes)
     }
 
+    /// Starts or ends the keepalive, as a connection manager requires.
+    pub(crate) fn set_keepalive(&mut self, is_on: bool) {
+        self.poster.set_keepalive(is_on);
+    }
+
     /// Destroys the queue pair and returns the buffers of all work that was not handed out, completed or not.
     ///
     /// With a [`ReceivePool`], these include only the receives that a message has arrived in. The others stay in the

@@ -263,6 +263,15 @@ impl<I: Interface> Poster<I> {
         }
     }
 
+    /// Starts or ends the keepalive, unless work has failed.
+    pub(super) fn set_keepalive(&mut self, is_on: bool) {
+        match is_on {
+            true if !self.poisoned => self.start_keepalive(),
+            true => {}
+            false => self.live.end_keepalive(),
+        }
+    }
+
     /// Time of the next check of an endpoint that is not in a set.
     pub(super) fn keepalive_due(&self) -> Option<Instant> {
         self.live.keepalive.as_ref()?.due

@@ -22,6 +22,11 @@ impl EndpointMut<'_> {
         self.poster.advance(attributes)
     }
 
+    /// Starts or ends the keepalive, as a connection manager requires.
+    pub(crate) fn set_keepalive(&mut self, is_on: bool) {
+        self.poster.set_keepalive(is_on);
+    }
+
     /// The address that a peer needs to connect to this endpoint: [`Endpoint::address`](crate::Endpoint::address).
     #[must_use]
     #[inline]
