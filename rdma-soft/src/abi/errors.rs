@@ -9,6 +9,11 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno }
 }
 
+/// The `errno` of a function that has failed.
+pub(crate) fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
 /// Sets `errno`, and returns the null pointer of a function that fails to create an object.
 pub(crate) fn null<T>(errno: c_int) -> *mut T {
     set_errno(errno);

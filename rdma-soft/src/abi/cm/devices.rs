@@ -2,12 +2,12 @@
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rdma_sys::*;
 
-use crate::abi::errors::null;
-use crate::abi::{ibv_alloc_pd, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
+use crate::abi::errors::{errno, null};
+use crate::abi::{ibv_alloc_pd, ibv_close_device, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
 
 /// The context and the protection domain of all ids. They stay open until the process ends, as those of librdmacm.
 #[derive(Clone, Copy)]
@@ -23,37 +23,43 @@ unsafe impl Sync for Shared {}
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
 
-/// Opens the context with the first call.
-///
-/// # Errors
-/// `ENODEV` without a device, and the errors of opening it.
-pub(super) fn shared() -> Result<Shared, c_int> {
-    if let Some(shared) = SHARED.get() {
-        return Ok(*shared);
-    }
-    Err(libc::ENODEV)
+/// Returns the context that [`open`] has opened.
+pub(super) fn shared() -> Option<Shared> {
+    SHARED.get().copied()
 }
 
-/// Opens the context, before any call that needs it. The device must not be locked.
+/// Opens the context, once. The device must not be locked.
 ///
 /// # Errors
-/// As [`shared`].
+/// `ENODEV` without a device, and the errors of opening it. The next call tries again.
 pub(super) fn open() -> Result<Shared, c_int> {
-    let make = || {
-        // SAFETY: the functions are called with objects of each other.
-        unsafe {
-            let list = ibv_get_device_list(null_mut());
-            let context = ibv_open_device(*list);
-            ibv_free_device_list(list);
-            let pd = if context.is_null() { null_mut() } else { ibv_alloc_pd(context) };
-            Shared { context, pd }
-        }
-    };
+    static OPENING: Mutex<()> = Mutex::new(());
     if crate::device::device().is_none() {
         return Err(libc::ENODEV);
     }
-    let shared = *SHARED.get_or_init(make);
-    if shared.pd.is_null() { Err(libc::ENODEV) } else { Ok(shared) }
+    // The lock protects nothing that a panic could damage.
+    let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(shared) = shared() {
+        return Ok(shared);
+    }
+    // SAFETY: the functions are called with objects of each other. The list has an entry, as there is a device.
+    unsafe {
+        let list = ibv_get_device_list(null_mut());
+        if list.is_null() {
+            return Err(errno());
+        }
+        let context = if (*list).is_null() { null_mut() } else { ibv_open_device(*list) };
+        let opened = if context.is_null() { Err(errno()) } else { Ok(()) };
+        ibv_free_device_list(list);
+        opened?;
+        let pd = ibv_alloc_pd(context);
+        if pd.is_null() {
+            let errno = errno();
+            ibv_close_device(context);
+            return Err(errno);
+        }
+        Ok(*SHARED.get_or_init(|| Shared { context, pd }))
+    }
 }
 
 /// Returns a list of the one device, which is open: `rdma_get_devices(3)`.

@@ -11,6 +11,7 @@ use super::{
     rdma_ack_cm_event, rdma_bind_addr, rdma_create_id, rdma_create_qp, rdma_destroy_id, rdma_destroy_qp,
     rdma_destroy_srq, rdma_get_cm_event, rdma_resolve_addr, rdma_resolve_route,
 };
+use crate::abi::errors::errno;
 
 /// Timeout of the address and the route, which librdmacm also uses.
 const TIMEOUT_MS: c_int = 2000;
@@ -35,10 +36,10 @@ pub unsafe extern "C" fn rdma_create_ep(
         unsafe { id.write(made) };
         return 0;
     }
-    let error = std::io::Error::last_os_error();
+    let errno = errno();
     // SAFETY: as above.
     unsafe { rdma_destroy_ep(made) };
-    result(Err(error.raw_os_error().unwrap_or(libc::EIO)))
+    result(Err(errno))
 }
 
 /// # Safety
@@ -118,7 +119,7 @@ pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut
             let Some(mut attributes) = attributes else { return Ok(new) };
             match rdma_create_qp(new, (*listen).pd, &raw mut attributes) {
                 0 => Ok(new),
-                _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
+                _ => Err(errno()),
             }
         });
         match prepared {

@@ -37,14 +37,10 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
             continue;
         };
         // SAFETY: the ids of an event exist until it is acknowledged.
-        match unsafe { convert(device, core, channel, taken) } {
-            Ok(Some(read)) => {
-                // SAFETY: the caller passes a valid pointer.
-                unsafe { event.write(read) };
-                return 0;
-            }
-            Ok(None) => {}
-            Err(errno) => return result(Err(errno)),
+        if let Some(read) = unsafe { convert(device, core, channel, taken) } {
+            // SAFETY: the caller passes a valid pointer.
+            unsafe { event.write(read) };
+            return 0;
         }
     }
 }
@@ -59,12 +55,10 @@ unsafe fn convert(
     mut core: Locked<'_>,
     channel: *mut rdma_event_channel,
     taken: CmEvent,
-) -> Result<Option<*mut rdma_cm_event>, c_int> {
+) -> Option<*mut rdma_cm_event> {
     let CmEvent { id: number, listener, mut kind, mut status, parameters } = taken;
     // An id that is destroyed takes its events with it.
-    let Some(reporter) = core.state.cma.ids.get(listener.unwrap_or(number)).map(|id| id.object) else {
-        return Ok(None);
-    };
+    let reporter = core.state.cma.ids.get(listener.unwrap_or(number)).map(|id| id.object)?;
     let (mut id, mut listen_id) = (reporter as *mut rdma_cm_id, null_mut());
     if listener.is_some() {
         listen_id = id;
@@ -75,8 +69,10 @@ unsafe fn convert(
             of.object = id as usize;
         }
     }
-    // SAFETY: the id is valid. Its program does not use it while it reads its event.
-    unsafe { refresh(&core, id)? };
+    if changes_route(kind) {
+        // SAFETY: the id is valid. Its program waits for this event before it reads the route.
+        unsafe { refresh(&core, id) };
+    }
     *core.state.shared.events.unacknowledged.entry(reporter).or_default() += 1;
     drop(core);
     let (param, private_data) = fill(&parameters);
@@ -102,7 +98,7 @@ unsafe fn convert(
             (RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED, _) if (*object).has_failed => {
                 // The program knows already that the connection has failed.
                 acknowledge(device, reporter);
-                return Ok(None);
+                return None;
             }
             (RDMA_CM_EVENT_REJECTED, _) => qp::fail(id),
             (RDMA_CM_EVENT_MULTICAST_JOIN, Parameters::Datagram(of)) => {
@@ -127,8 +123,20 @@ unsafe fn convert(
             Parameters::Datagram(_) => (*read).event.param.ud.private_data = data,
             Parameters::None => {}
         }
-        Ok(Some(&raw mut (*read).event))
+        Some(&raw mut (*read).event)
     }
+}
+
+/// Whether an event tells the program about a new route. In librdmacm too, the others do not change the id.
+fn changes_route(kind: rdma_cm_event_type) -> bool {
+    matches!(
+        kind,
+        RDMA_CM_EVENT_ADDR_RESOLVED
+            | RDMA_CM_EVENT_ROUTE_RESOLVED
+            | RDMA_CM_EVENT_CONNECT_REQUEST
+            | RDMA_CM_EVENT_CONNECT_RESPONSE
+            | RDMA_CM_EVENT_ESTABLISHED
+    )
 }
 
 /// The parameters of an event without their private data, and the private data.

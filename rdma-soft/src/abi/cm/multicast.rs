@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
+use std::net::SocketAddr;
 
 use libc::sockaddr;
 use rdma_sys::*;
@@ -45,9 +46,11 @@ unsafe fn join(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void, r
         address::read(addr).and_then(|group| {
             let device = device().ok_or(libc::ENODEV)?;
             let mut core = device.lock();
+            core.state.cma.check_device(number(id))?;
             let membership = core.cm_join(number(id), group, receives)?;
             // The event is read after this, as the device is locked.
-            (*object).memberships.push(Membership { number: membership, group, context, receives, is_attached: false });
+            let membership = Membership { number: membership, group, context, receives, is_attached: false };
+            (*object).memberships().push(membership);
             Ok(())
         })
     };
@@ -61,43 +64,52 @@ unsafe fn join(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void, r
 /// Attaches the queue pair of an id to a group that it has joined.
 ///
 /// # Safety
-/// The id is valid, and no other thread uses it.
+/// The id is valid, with a valid queue pair if it has one.
 pub(super) unsafe fn finish_join(id: *mut rdma_cm_id, membership: u32) -> Result<(), c_int> {
-    let object = id.cast::<IdObject>();
-    // SAFETY: the caller passes a valid id, whose queue pair is valid if it has one.
-    unsafe {
-        let memberships = &mut (*object).memberships;
-        let Some(of) = memberships.iter_mut().find(|of| of.number == membership) else { return Ok(()) };
-        if (*id).qp.is_null() || !of.receives {
-            return Ok(());
-        }
-        let gid = ibv_gid { raw: gid_of(of.group.ip()) };
-        match ibv_attach_mcast((*id).qp, &raw const gid, 0) {
-            0 => of.is_attached = true,
-            errno => return Err(errno),
-        }
+    // SAFETY: the caller passes a valid id.
+    let (qp, object) = unsafe { ((*id).qp, &*id.cast::<IdObject>()) };
+    let group = object.memberships().iter().find(|of| of.number == membership && of.receives).map(|of| of.group);
+    let Some(group) = group.filter(|_| !qp.is_null()) else { return Ok(()) };
+    // SAFETY: the caller passes a valid queue pair.
+    unsafe { attach(qp, group)? };
+    if let Some(of) = object.memberships().iter_mut().find(|of| of.number == membership) {
+        of.is_attached = true;
+        return Ok(());
     }
+    // Another thread has left the group meanwhile.
+    // SAFETY: as above.
+    unsafe { detach(qp, group) };
     Ok(())
 }
 
 /// The program's context of a membership.
 ///
 /// # Safety
-/// The id is valid, and no other thread uses it.
+/// The id is valid.
 pub(super) unsafe fn context_of(id: *mut rdma_cm_id, membership: u32) -> *const c_void {
     // SAFETY: the caller passes a valid id.
-    let memberships = unsafe { &(*id.cast::<IdObject>()).memberships };
+    let object = unsafe { &*id.cast::<IdObject>() };
+    let memberships = object.memberships();
     memberships.iter().find(|of| of.number == membership).map_or(null_mut(), |of| of.context)
 }
 
 /// # Safety
-/// The id is valid, with a valid queue pair if the membership is attached.
-unsafe fn detach(id: *mut rdma_cm_id, of: &Membership) {
-    if of.is_attached {
-        let gid = ibv_gid { raw: gid_of(of.group.ip()) };
-        // SAFETY: the caller passes a valid id with a queue pair.
-        unsafe { ibv_detach_mcast((*id).qp, &raw const gid, 0) };
+/// The queue pair is valid.
+unsafe fn attach(qp: *mut ibv_qp, group: SocketAddr) -> Result<(), c_int> {
+    let gid = ibv_gid { raw: gid_of(group.ip()) };
+    // SAFETY: the caller passes a valid queue pair.
+    match unsafe { ibv_attach_mcast(qp, &raw const gid, 0) } {
+        0 => Ok(()),
+        errno => Err(errno),
     }
+}
+
+/// # Safety
+/// The queue pair is valid.
+unsafe fn detach(qp: *mut ibv_qp, group: SocketAddr) {
+    let gid = ibv_gid { raw: gid_of(group.ip()) };
+    // SAFETY: the caller passes a valid queue pair.
+    unsafe { ibv_detach_mcast(qp, &raw const gid, 0) };
 }
 
 /// Detaches the queue pair of an id from all groups, before it is destroyed.
@@ -105,27 +117,36 @@ unsafe fn detach(id: *mut rdma_cm_id, of: &Membership) {
 /// # Safety
 /// The id and its queue pair are valid.
 pub(super) unsafe fn detach_all(id: *mut rdma_cm_id) {
-    // SAFETY: the caller passes a valid id with a queue pair.
-    unsafe {
-        let memberships = &mut (*id.cast::<IdObject>()).memberships;
-        for of in memberships.iter_mut() {
-            detach(id, of);
-            of.is_attached = false;
-        }
-    }
+    // SAFETY: the caller passes a valid id.
+    let (qp, object) = unsafe { ((*id).qp, &*id.cast::<IdObject>()) };
+    let attached: Vec<SocketAddr> = {
+        let mut memberships = object.memberships();
+        let attached = memberships.iter_mut().filter(|of| of.is_attached);
+        attached
+            .map(|of| {
+                of.is_attached = false;
+                of.group
+            })
+            .collect()
+    };
+    // SAFETY: the caller passes a valid queue pair.
+    attached.into_iter().for_each(|group| unsafe { detach(qp, group) });
 }
 
 /// Leaves a multicast group: `rdma_leave_multicast(3)`.
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    let object = id.cast::<IdObject>();
     // SAFETY: the caller passes valid arguments.
     let left = unsafe {
         address::read(addr).and_then(|group| {
             let device = device().ok_or(libc::ENODEV)?;
-            let memberships = &mut (*object).memberships;
-            let at = memberships.iter().position(|of| of.group.ip() == group.ip()).ok_or(libc::EADDRNOTAVAIL)?;
-            let of = memberships.remove(at);
-            detach(id, &of);
+            let of = {
+                let mut memberships = (*id.cast::<IdObject>()).memberships();
+                let at = memberships.iter().position(|of| of.group.ip() == group.ip()).ok_or(libc::EADDRNOTAVAIL)?;
+                memberships.remove(at)
+            };
+            if of.is_attached {
+                detach((*id).qp, of.group);
+            }
             device.lock().cm_leave(number(id), of.number)
         })
     };

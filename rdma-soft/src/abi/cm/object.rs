@@ -1,13 +1,14 @@
 //! The memory of ids and event channels.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_void;
 use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::*;
 
 use super::address;
 use super::devices::shared;
-use crate::device::{Core, address as address_of_gid, gid};
+use crate::device::{Core, gid};
 
 /// The memory of an `rdma_cm_id`, which is its first field.
 #[repr(C)]
@@ -24,8 +25,9 @@ pub(super) struct IdObject {
     pub(super) initiator_depth: u8,
     /// The path of the route, which `id.route` points to.
     pub(super) path: ibv_sa_path_rec,
-    /// Memberships in multicast groups.
-    pub(super) memberships: Vec<Membership>,
+    /// Memberships in multicast groups. A thread may join and leave while another one reads events. The device is never locked
+    /// while this lock is held.
+    memberships: Mutex<Vec<Membership>>,
     /// Attributes of the queue pairs of requests: `rdma_create_ep(3)`.
     pub(super) request_attributes: Option<Box<ibv_qp_init_attr>>,
     /// Private data that precedes that of the program: `ai_connect` of `rdma_getaddrinfo(3)`.
@@ -63,10 +65,15 @@ impl IdObject {
             responder_resources: 0,
             initiator_depth: 0,
             path: ibv_sa_path_rec::zeroed(),
-            memberships: Vec::new(),
+            memberships: Mutex::new(Vec::new()),
             request_attributes: None,
             connect_data: Vec::new(),
         }))
+    }
+
+    pub(super) fn memberships(&self) -> MutexGuard<'_, Vec<Membership>> {
+        // Each change is complete before anything can panic.
+        self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,15 +97,12 @@ pub(super) unsafe fn channel_number(channel: *mut rdma_event_channel) -> u32 {
 
 /// Copies what the device knows of an id to the structure that programs read: addresses, device, and path.
 ///
-/// # Errors
-/// The errno of opening the device.
-///
 /// # Safety
 /// The id is valid, and no other thread accesses its structure.
-pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) -> Result<(), c_int> {
+pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) {
     // SAFETY: the caller passes a valid id.
     let (number, object) = (unsafe { number(id) }, id.cast::<IdObject>());
-    let Some(of) = core.state.cma.ids.get(number) else { return Err(libc::EINVAL) };
+    let Some(of) = core.state.cma.ids.get(number) else { return };
     // SAFETY: the caller passes a valid id. The fields are written in place.
     unsafe {
         address::write(&raw mut (*id).route.addr.__bindgen_anon_1.src_storage, of.source);
@@ -106,9 +110,9 @@ pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) -> Result<(), c_i
             address::write(&raw mut (*id).route.addr.__bindgen_anon_2.dst_storage, destination);
         }
     }
-    let Some(link) = of.link else { return Ok(()) };
-    let shared = shared()?;
-    let own = gid(core.links.get(link).map_or(address_of_gid([0; 16]), |link| link.socket.address()));
+    // The context was opened before the id was created.
+    let (Some(link), Some(shared)) = (of.link, shared()) else { return };
+    let own = core.links.get(link).map_or([0; 16], |link| gid(link.socket.address()));
     let peer = of.remote_gid.or(of.destination.map(|to| gid(to.ip()))).unwrap_or_default();
     // SAFETY: as above.
     unsafe {
@@ -140,5 +144,4 @@ pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) -> Result<(), c_i
             ((*id).route.path_rec, (*id).route.num_paths) = (&raw mut (*object).path, 1);
         }
     }
-    Ok(())
 }

@@ -9,7 +9,7 @@ use super::result;
 use crate::device::cma::{Id, Options, Phase};
 use crate::device::device;
 
-/// Changes an id with the device locked.
+/// Changes an id with the device locked. Fails with `ENXIO` if its device was removed.
 ///
 /// # Safety
 /// The id is valid.
@@ -18,6 +18,7 @@ unsafe fn change(id: *mut rdma_cm_id, change: impl FnOnce(&mut Id) -> Result<(),
     // SAFETY: the caller passes a valid id.
     let number = unsafe { number(id) };
     let mut core = device.lock();
+    core.state.cma.check_device(number)?;
     core.state.cma.ids.get_mut(number).ok_or(libc::EINVAL).and_then(change)
 }
 

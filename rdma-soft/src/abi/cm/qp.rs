@@ -8,6 +8,7 @@ use rdma_sys::*;
 use super::connect::rdma_init_qp_attr;
 use super::object::{IdObject, number};
 use super::result;
+use crate::abi::errors::errno;
 use crate::abi::{
     ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_create_srq, ibv_destroy_comp_channel, ibv_destroy_cq,
     ibv_destroy_qp, ibv_destroy_srq, ibv_modify_qp, qp as abi_qp, srq as abi_srq,
@@ -16,10 +17,6 @@ use crate::device::device;
 
 /// RNR NAK timer of queue pairs of ids: 0.64 ms. The kernel's is 655 ms, as it leaves the attribute 0.
 const MIN_RNR_TIMER: u8 = 12;
-
-fn errno() -> c_int {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-}
 
 /// Moves the queue pair of an id to a state, with the attributes of its connection.
 ///
