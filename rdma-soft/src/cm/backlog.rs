@@ -17,6 +17,8 @@ pub(super) struct Backlog {
     by_count: BTreeSet<(usize, IpAddr)>,
     /// Requests that have arrived once, in the order of their arrival.
     unrepeated: BTreeMap<u64, ConnectionId>,
+    /// Requests that have ended, by arrival.
+    ended: BTreeMap<u64, ConnectionId>,
     /// Requests that have ever waited here.
     arrivals: u64,
 }
@@ -36,6 +38,7 @@ impl Backlog {
             by_source: BTreeMap::new(),
             by_count: BTreeSet::new(),
             unrepeated: BTreeMap::new(),
+            ended: BTreeMap::new(),
             arrivals: 0,
         }
     }
@@ -58,6 +61,15 @@ impl Backlog {
         let Some(Waiting { source, arrival }) = self.waiting.remove(&id) else { return };
         self.change_source(source, |requests| _ = requests.remove(&arrival));
         self.unrepeated.remove(&arrival);
+        self.ended.remove(&arrival);
+    }
+
+    /// Notes that the peer has ended a request, or is gone.
+    pub(super) fn end(&mut self, id: ConnectionId) {
+        if let Some(Waiting { arrival, .. }) = self.waiting.get(&id) {
+            self.unrepeated.remove(arrival);
+            self.ended.insert(*arrival, id);
+        }
     }
 
     /// Notes that the peer has retransmitted a request.
@@ -74,10 +86,13 @@ impl Backlog {
 
     /// The request of a full backlog that gives its place to a request from `source`.
     ///
-    /// The sources share the backlog: the source with the most requests gives up its newest one if another source would have fewer
+    /// A request that has ended gives it up first. The sources share the backlog: the source with the most requests gives up its newest one if another source would have fewer
     /// requests even with one more. Among sources with the same share, a retransmission takes the place of a request that has
     /// arrived once. A peer that retransmits is real, or a forger that has to send more.
     pub(super) fn displaced_by(&self, source: IpAddr, is_repeated: bool) -> Option<ConnectionId> {
+        if let Some((_, id)) = self.ended.first_key_value() {
+            return Some(*id);
+        }
         let own = self.by_source.get(&source).map_or(0, BTreeMap::len);
         let (most, busiest) = self.by_count.last()?;
         // Two sources that both flood the listener must not displace each other for ever.
@@ -105,7 +120,7 @@ impl Backlog {
         let by_source = self.by_source.values().map(BTreeMap::len).sum::<usize>();
         let by_count = self.by_count.iter().map(|(count, _)| count).sum::<usize>();
         assert_eq!((by_source, by_count), (self.waiting.len(), self.waiting.len()));
-        for (arrival, id) in &self.unrepeated {
+        for (arrival, id) in self.unrepeated.iter().chain(&self.ended) {
             assert_eq!(self.waiting[id].arrival, *arrival);
         }
     }
@@ -194,6 +209,18 @@ mod tests {
         assert_eq!(backlog.displaced_by(address(4), true), None);
         backlog.assert_consistent();
         assert_eq!(backlog.into_ids().collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_request_that_has_ended_gives_its_place_to_any_other() {
+        let mut backlog = Backlog::new(3);
+        (1..=3).for_each(|id| backlog.push(id, address(1), false));
+        [2, 3].into_iter().for_each(|id| backlog.end(id));
+        assert!(backlog.is_full());
+        assert_eq!(backlog.displaced_by(address(1), false), Some(2));
+        backlog.remove(2);
+        assert_eq!(backlog.displaced_by(address(2), false), Some(3));
+        backlog.assert_consistent();
     }
 
     #[test]

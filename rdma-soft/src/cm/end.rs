@@ -45,7 +45,7 @@ impl Manager {
             }
             Some(Phase::ReqReceived | Phase::RepReceived) => {
                 self.report_end(id, failed);
-                _ = self.reject(now, id, RejectReason::STALE_CONN, [0; 148]);
+                _ = self.send_rejection(now, id, RejectReason::STALE_CONN, [0; 148]);
             }
             Some(Phase::RepSent) => {
                 self.report_end(id, failed);

@@ -29,7 +29,8 @@ pub enum Event {
         /// Source of the request.
         peer: Peer,
     },
-    /// A request that gave its place in the backlog to a request from another address. The connection does not exist any more.
+    /// A request that the program has not taken ([`Manager::take_request`](super::Manager::take_request)) need not be answered any
+    /// more: it gave its place in the backlog to another one, or it has ended some time ago.
     Withdrawn {
         /// The connection of the request.
         id: ConnectionId,

@@ -105,14 +105,25 @@ impl Manager {
 
     /// Takes a request or lookup from the backlog of its listener, which makes room for another one.
     pub fn take_request(&mut self, id: ConnectionId) {
-        self.leave_backlog(id);
+        _ = self.leave_backlog(id);
     }
 
-    pub(super) fn leave_backlog(&mut self, id: ConnectionId) {
+    /// Removes a request or lookup from the backlog. Returns whether it was there: the program has not taken it.
+    pub(super) fn leave_backlog(&mut self, id: ConnectionId) -> bool {
         let of_connection = self.connections.get_mut(&id).and_then(|connection| connection.backlog_of.take());
         let listener = of_connection.or_else(|| self.lookups.take_backlog(id));
         if let Some(backlog) = listener.and_then(|listener| self.listeners.backlog(listener)) {
             backlog.remove(id);
+        }
+        listener.is_some()
+    }
+
+    /// Notes that a request that the program has not taken has ended. It keeps its place, so that requests that end at once do not
+    /// pile up before a program that takes none.
+    pub(super) fn end_in_backlog(&mut self, id: ConnectionId) {
+        let listener = self.connections.get(&id).and_then(|connection| connection.backlog_of);
+        if let Some(backlog) = listener.and_then(|listener| self.listeners.backlog(listener)) {
+            backlog.end(id);
         }
     }
 
@@ -150,13 +161,13 @@ impl Manager {
         self.listeners.dropped.insert(from.address, guid, remote_id);
     }
 
-    /// Removes a request that the program has not taken, as if it had not arrived. The peer retransmits it.
+    /// Removes a request that the program has not taken, as if it had not arrived. The peer retransmits it, unless it has ended it.
     fn withdraw(&mut self, id: ConnectionId) {
-        self.leave_backlog(id);
-        if self.phase(id) == Some(Phase::ReqReceived) {
-            self.remove(id);
-        } else {
-            self.forget_lookup(id);
+        _ = self.leave_backlog(id);
+        match self.phase(id) {
+            Some(Phase::ReqReceived) => self.remove(id),
+            Some(_) => {}
+            None => self.forget_lookup(id),
         }
         self.push_event(Event::Withdrawn { id });
     }

@@ -167,7 +167,7 @@ impl Manager {
     /// # Errors
     /// [`CallError::State`] if it is answered already.
     pub fn reply_lookup(&mut self, now: Time, id: ConnectionId, reply: SidrRep) -> Result<(), CallError> {
-        self.leave_backlog(id);
+        _ = self.leave_backlog(id);
         let served = self.lookups.served.get_mut(&id).filter(|served| served.answer.is_none());
         let served = served.ok_or(CallError::State)?;
         let reply = SidrRep { id: served.remote_id, service: served.service, ..reply };

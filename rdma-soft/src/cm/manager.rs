@@ -307,7 +307,7 @@ impl Manager {
         ended: Ended,
         answer: Option<Box<[u8; MAD_LEN]>>,
     ) {
-        self.leave_backlog(id);
+        self.end_in_backlog(id);
         // The peer keeps its queue pair number out of use for its own timewait.
         self.forget_remote_qpn(id);
         let Some(connection) = self.connections.get_mut(&id) else { return };
@@ -337,6 +337,9 @@ impl Manager {
 
     /// Removes a connection.
     pub(super) fn remove(&mut self, id: ConnectionId) {
+        if self.leave_backlog(id) {
+            self.report(id, Event::Withdrawn { id });
+        }
         for timers in [&mut self.timers, &mut self.timewait, &mut self.rejected, &mut self.half_open] {
             timers.clear(id);
         }

@@ -31,7 +31,13 @@ impl Manager {
         if let Some(old) = self.by_remote_qpn.get(&stale).copied() {
             let answer = reject(RejectReason::STALE_CONN);
             self.send(from, transaction, answer);
-            return self.end_stale(now, old);
+            let has_other_guid = self.connections.get(&old).is_some_and(|old| old.guid != req.guid);
+            // Any user of this host can send from the address of a device. If a peer on this host restarts, which changes its GUID,
+            // the owner of this manager learns that the old one is gone: `Manager::handle_gone_peer`.
+            if !(from.is_local && has_other_guid) {
+                self.end_stale(now, old);
+            }
+            return;
         }
         let no_resources = reject(RejectReason::NO_RESOURCES);
         let is_repeated = self.was_dropped(from, req.guid, req.local_id);
@@ -90,7 +96,7 @@ impl Manager {
         let reply = Rep { local_id: id, remote_id, guid, ..reply };
         connection.negotiated.add_own_reply(&reply);
         let transaction = connection.transaction;
-        self.leave_backlog(id);
+        _ = self.leave_backlog(id);
         self.by_local_qpn.insert((reply.qpn, id));
         self.half_open.set(id, now + self.config.backoff.interval(0) * 2);
         self.advance(id, Phase::RepSent);
@@ -103,6 +109,17 @@ impl Manager {
     /// # Errors
     /// [`CallError::State`].
     pub fn reject(
+        &mut self,
+        now: Time,
+        id: ConnectionId,
+        reason: RejectReason,
+        private_data: [u8; 148],
+    ) -> Result<(), CallError> {
+        _ = self.leave_backlog(id);
+        self.send_rejection(now, id, reason, private_data)
+    }
+
+    pub(super) fn send_rejection(
         &mut self,
         now: Time,
         id: ConnectionId,

@@ -224,8 +224,8 @@ impl PollDetector {
                 Woken::Program => break true,
                 Woken::Peer => {
                     let mut core = device.lock_in_turn();
-                    if wait_set.has_directory_event() {
-                        core.handle_directory(device.now());
+                    if wait_set.has_host_event() {
+                        core.handle_host_events(device.now());
                     }
                     core.progress_from(device.now(), Sources::All);
                     if !core.direct.is_some() {
@@ -258,7 +258,7 @@ enum Woken {
 
 /// Descriptors that the thread waits for.
 struct WaitSet {
-    /// The first is for wake-ups by the program, the next two are those of the directory of listeners.
+    /// The first is for wake-ups by the program, the next two are for the processes of this host (`Cma::host_fds`).
     fds: Vec<libc::pollfd>,
     /// Index of the first descriptor of each link.
     links: Vec<usize>,
@@ -297,12 +297,12 @@ impl WaitSet {
         self.fds.clear();
         self.fds.push(pollfd(wake.fd(), libc::POLLIN));
         // `ppoll` skips negative descriptors.
-        let directory = core.state.cma.directory_fds();
-        self.fds.extend(directory.map(|fd| pollfd(fd.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN)));
+        let host = core.state.cma.host_fds();
+        self.fds.extend(host.map(|fd| pollfd(fd.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN)));
     }
 
-    /// Whether the directory of listeners had an event in the last wait.
-    fn has_directory_event(&self) -> bool {
+    /// Whether a process of this host caused an event in the last wait.
+    fn has_host_event(&self) -> bool {
         self.fds.get(1..3).is_some_and(|fds| fds.iter().any(|fd| fd.revents != 0))
     }
 
@@ -364,8 +364,8 @@ pub(super) fn serve(device: &Device) {
         // A timer expires only after all sources were scanned.
         let is_due = core.wake_at().is_some_and(|at| at <= now);
         let is_known = std::mem::take(&mut is_first) && !is_polled && !is_due && !is_direct;
-        if wait_set.has_directory_event() {
-            core.handle_directory(now);
+        if wait_set.has_host_event() {
+            core.handle_host_events(now);
         }
         let sources = if is_known { wait_set.sources() } else { Sources::All };
         let completion_events = core.state.shared.events.completion_events();

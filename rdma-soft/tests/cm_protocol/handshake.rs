@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rdma_soft::cm::{CallError, Event, Failure, Phase};
-use rdma_soft::wire::cm::{Answered, Message, Mra, RejectReason, Rep, Rtu, timeout};
+use rdma_soft::cm::{CallError, Event, Failure, Peer, Phase};
+use rdma_soft::wire::cm::{Answered, Mad, Message, Mra, RejectReason, Rep, Rtu, timeout};
 
 use crate::harness::{Host, Pair, QPNS, guid};
-use crate::support::reply;
+use crate::support::{peer, reply};
 
 fn mra(local_id: u32, remote_id: u32, answers: Answered, timeout: u8) -> Message {
     Message::Mra(Mra { local_id, remote_id, answers, timeout, private_data: [0; 222] })
@@ -335,6 +335,19 @@ fn a_request_with_the_queue_pair_of_a_connection_ends_that_one() {
     pair.a.connect(1, QPNS.0);
     pair.settle();
     assert!(matches!(pair.b.events()[..], [Event::TimewaitExit { .. }, Event::Request { .. }]));
+}
+
+#[test]
+fn a_request_from_this_host_with_another_guid_ends_no_connection() {
+    let mut pair = Pair::established();
+    // Every user of a host can send from the address of a device.
+    let mut forger = Host::with(0, |config| (config.guid, config.seed) = (77, 77));
+    forger.connect(1, QPNS.0);
+    let Message::Req(req) = forger.sent_one() else { panic!("no request") };
+    let mad = Mad { transaction: 1, message: Message::Req(req) }.encode();
+    pair.b.manager.handle(pair.b.now, Peer { is_local: true, ..peer(0) }, &mad);
+    assert!(matches!(pair.b.sent_one(), Message::Rej(rej) if rej.reason == RejectReason::STALE_CONN));
+    assert_eq!((pair.b.manager.phase(pair.at_b), pair.b.events()), (Some(Phase::Established), vec![]));
 }
 
 #[test]

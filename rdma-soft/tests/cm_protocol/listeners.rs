@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rdma_soft::cm::{Event, ListenAddress, Peer, Phase};
-use rdma_soft::wire::cm::{Mad, Message, RejectReason, Req};
+use rdma_soft::wire::cm::{AdditionalInfo, Answered, Mad, Message, Rej, RejectReason, Req};
 
 use crate::harness::{Host, guid};
 use crate::support::{SERVICE, address, peer, request};
@@ -160,6 +160,46 @@ fn a_retransmission_takes_the_place_of_a_request_that_arrived_once() {
     assert_eq!((new, withdrawn.len()), (vec![1], 1));
     send(&mut host, peer(3), req(3, 3));
     assert_eq!(arrived(&mut host).0, [], "it was the newest that had arrived once");
+}
+
+/// Ends a request as its peer does when it gives up.
+fn give_up(host: &mut Host, from: u8, local_id: u32) {
+    let (answers, info) = (Answered::Req, AdditionalInfo::new(&guid(from).to_be_bytes()));
+    let reason = RejectReason::TIMEOUT;
+    host.receive(from, Message::Rej(Rej { local_id, remote_id: 0, answers, reason, info, private_data: [0; 148] }));
+}
+
+#[test]
+fn requests_that_have_ended_keep_their_places_until_others_need_them() {
+    let mut host = Host::new(1);
+    let mut unread = Vec::new();
+    let learn = |host: &mut Host, unread: &mut Vec<u32>| {
+        for event in host.events() {
+            match event {
+                Event::Request { id, .. } => unread.push(id),
+                Event::Withdrawn { id } => unread.retain(|of| *of != id),
+                // The program learns of it when it answers.
+                Event::Failed { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    for local_id in 1..=100 {
+        send(&mut host, peer(0), req(0, local_id));
+        give_up(&mut host, 0, local_id);
+        learn(&mut host, &mut unread);
+        assert_eq!(unread.len(), 4.min(local_id as usize), "the backlog has four places");
+    }
+    (101..=103).for_each(|local_id| send(&mut host, peer(0), req(0, local_id)));
+    learn(&mut host, &mut unread);
+    let is_live = |id: &&u32| host.manager.phase(**id) == Some(Phase::ReqReceived);
+    assert_eq!((unread.len(), unread.iter().filter(is_live).count()), (4, 3));
+    assert!(host.manager.reject(host.now, unread[0], RejectReason::CONSUMER_DEFINED, [0; 148]).is_err());
+    give_up(&mut host, 0, 103);
+    host.wait_for_end();
+    learn(&mut host, &mut unread);
+    assert_eq!((unread.len(), host.manager.counts()), (3, (0, 2)), "after timewait nothing is left of the ended one");
+    host.manager.assert_consistent();
 }
 
 #[test]

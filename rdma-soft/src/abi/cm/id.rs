@@ -60,7 +60,17 @@ pub unsafe extern "C" fn rdma_create_id(
     // SAFETY: the channel is valid.
     let of = unsafe { channel_number(channel) };
     let mut core = device.lock();
-    let is_first = core.open_presence();
+    let is_first = match core.open_presence() {
+        Ok(is_first) => is_first,
+        Err(errno) => {
+            drop(core);
+            if is_synchronous {
+                // SAFETY: the channel was created above, and nothing uses it.
+                unsafe { rdma_destroy_event_channel(channel) };
+            }
+            return result(Err(errno));
+        }
+    };
     let number = core.state.cma.add_id(Id::new(space, of, 0));
     let object = IdObject::allocate(number, channel, context, ps.0);
     if let Some(id) = core.state.cma.ids.get_mut(number) {

@@ -2,11 +2,12 @@
 
 use rdma_sys::*;
 
-use super::finding::{Goal, TIMEOUT};
+use super::finding::{Found, Goal, TIMEOUT};
 use super::id::{ConnectParameters, Id, Phase};
 use crate::cm::{CallError, Peer, Phase as ConnectionPhase};
 use crate::device::qp::{PKEY, mtu_code};
 use crate::device::{Core, gid};
+use crate::net::presence::Process;
 use crate::net::{Origin, route};
 use crate::transport::Time;
 use crate::wire::cm::{
@@ -64,24 +65,27 @@ impl Core {
         let (space, id_found) = (id.space, id.found);
         if !route::is_local(destination.ip()) {
             let peer = Peer { link, address: destination.ip(), is_local: false };
-            return self.request(number, peer, &parameters, now);
+            return self.request(number, peer, None, &parameters, now);
         }
         if self.state.cma.ports.has_listener(space, destination) {
             let to = self.link_of(destination.ip()).unwrap_or(link);
             let own = Peer { link, address: self.links[to].socket.address(), is_local: true };
-            return self.request(number, own, &parameters, now);
+            return self.request(number, own, None, &parameters, now);
         }
         match id_found {
-            Some(peer) if self.watch(peer).is_ok() => self.request(number, peer, &parameters, now),
+            Some(Found { peer, process }) if self.watch(process).is_ok() => {
+                self.request(number, peer, Some(process), &parameters, now)
+            }
             _ => self.find_listener(number, Goal::Connect(Box::new(parameters)), TIMEOUT, now),
         }
     }
 
-    /// Sends the request of an id to the device of its peer.
+    /// Sends the request of an id to the device of its peer. `process` is that of the peer if it is on this host.
     pub(super) fn request(
         &mut self,
         number: u32,
         to: Peer,
+        process: Option<Process>,
         parameters: &ConnectParameters,
         now: Time,
     ) -> Result<(), i32> {
@@ -143,7 +147,9 @@ impl Core {
         let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
         (id.connection, id.phase, id.link) = (Some(connection), Phase::Connect, Some(to.link));
         id.remote_gid = Some(gid(to.address));
-        self.watch_or_end(now, to);
+        if let Some(process) = process {
+            self.watch_or_end(now, connection, process);
+        }
         self.update_cm(now);
         Ok(())
     }

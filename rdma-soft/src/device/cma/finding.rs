@@ -1,7 +1,6 @@
 //! Finding the device of a listener on this host, before a request is sent to it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io;
 use std::time::Duration;
 
 use rdma_sys::*;
@@ -9,10 +8,9 @@ use rdma_sys::*;
 use super::event::{CmEvent, Connected, Datagram, Parameters};
 use super::id::{ConnectParameters, Id, Phase};
 use crate::cm::Peer;
-use crate::device::core::Sources;
 use crate::device::{Core, gid};
 use crate::net::directory::{Lookup, LookupError};
-use crate::net::presence::Presence;
+use crate::net::presence::Process;
 use crate::transport::Time;
 use crate::wire::cm::{RejectReason, SidrStatus};
 
@@ -27,9 +25,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// `ib_send_bw -R` makes a control connection, closes its listener, tells the client to connect again, and then listens again. Its
 /// client cannot repeat a rejected request. On a network the request takes longer than these steps, but not on one host.
 const LISTENS_AGAIN: Duration = Duration::from_secs(2);
-
-/// Most scans for the last messages of a process that has ended.
-const LAST_SCANS: u32 = 64;
 
 /// Lookups in the directory of listeners.
 #[derive(Default)]
@@ -46,6 +41,13 @@ struct Finding {
     goal: Goal,
     deadline: Time,
     timer: Time,
+}
+
+/// The device of a listener on this host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(super) peer: Peer,
+    pub(super) process: Process,
 }
 
 /// What the result of a lookup is for.
@@ -128,49 +130,10 @@ impl Core {
             && ids.iter().any(|(other, of)| other != number && of.destination == id.destination && is_connected(of))
     }
 
-    /// Watches the process of a peer on this host, so that its end is noticed.
-    ///
-    /// # Errors
-    /// `ECONNREFUSED` if it has ended already, and others if it cannot be watched.
-    pub(super) fn watch(&mut self, peer: Peer) -> io::Result<()> {
-        if !peer.is_local || self.links.iter().any(|link| link.socket.address() == peer.address) {
-            return Ok(());
-        }
-        self.state.cma.presence.as_mut().map_or(Ok(()), |presence| presence.watch(peer.address))
-    }
-
-    /// Watches the process of a peer on this host, and ends its connections if it has ended already.
-    pub(super) fn watch_or_end(&mut self, now: Time, peer: Peer) {
-        if self.watch(peer).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-            self.state.cma.manager.handle_gone_peer(now, peer.address);
-        }
-    }
-
-    /// Lets peers watch this process, from the first use of connections by address on. Returns whether this is the first time.
-    pub(crate) fn open_presence(&mut self) -> bool {
-        let is_first = self.state.cma.presence.is_none() && !cfg!(miri);
-        if is_first {
-            let addresses = self.links.iter().map(|link| link.socket.address());
-            // Without it, the end of a peer is noticed by a timeout only.
-            self.state.cma.presence = Presence::new(addresses).ok();
-        }
-        is_first
-    }
-
     /// Answers lookups of other processes, continues with the results of own lookups, and ends the connections of processes that
     /// have ended.
-    pub(in crate::device) fn handle_directory(&mut self, now: Time) {
-        let mut gone = Vec::new();
-        if let Some(presence) = &mut self.state.cma.presence {
-            presence.handle_events(|address| gone.push(address));
-        }
-        if !gone.is_empty() {
-            // The last messages of the processes come before their end. Other peers may send all the time.
-            _ = (0..LAST_SCANS).find(|_| !self.receive(now, Sources::All));
-        }
-        for address in gone {
-            self.state.cma.manager.handle_gone_peer(now, address);
-        }
+    pub(in crate::device) fn handle_host_events(&mut self, now: Time) {
+        self.handle_presence(now);
         let Some(directory) = self.state.cma.directory.take() else { return };
         let own: Vec<_> = self.links.iter().map(|link| link.socket.address()).collect();
         let mut found = Vec::new();
@@ -180,13 +143,14 @@ impl Core {
             let Some(number) = self.state.cma.findings.by_lookup.get(&event.lookup).copied() else { continue };
             let Some(finding) = self.state.cma.findings.take(number) else { continue };
             let bound = self.state.cma.ids.get(number).and_then(|id| id.link);
-            let result = event.result.map(|address| {
+            let result = event.result.map(|process| {
+                let address = process.address;
                 let fits = |link: &usize| own.get(*link).is_some_and(|own| own.is_ipv4() == address.is_ipv4());
                 let link = bound.into_iter().chain(0..own.len()).find(fits).unwrap_or(0);
-                Peer { link, address, is_local: true }
+                Found { peer: Peer { link, address, is_local: true }, process }
             });
             match result {
-                Ok(peer) => self.finish_with_listener(number, finding.goal, peer, now),
+                Ok(found) => self.finish_with_listener(number, finding.goal, found, now),
                 Err(LookupError::Busy) => self.retry_finding(number, finding, now),
                 Err(LookupError::NobodyListens)
                     if self.may_listen_again(number, &finding.goal, now, finding.deadline) =>
@@ -199,17 +163,17 @@ impl Core {
         self.update_cm(now);
     }
 
-    fn finish_with_listener(&mut self, number: u32, goal: Goal, peer: Peer, now: Time) {
+    fn finish_with_listener(&mut self, number: u32, goal: Goal, found: Found, now: Time) {
         match goal {
             Goal::Connect(parameters) => {
-                if let Err(errno) = self.request(number, peer, &parameters, now) {
+                if let Err(errno) = self.request(number, found.peer, Some(found.process), &parameters, now) {
                     self.state.cma.push_plain(number, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
                 }
             }
             Goal::Route => {
                 if let Some(id) = self.state.cma.ids.get_mut(number) {
-                    id.found = Some(peer);
-                    id.remote_gid = Some(gid(peer.address));
+                    id.found = Some(found);
+                    id.remote_gid = Some(gid(found.peer.address));
                 }
                 self.finish_route(number);
             }

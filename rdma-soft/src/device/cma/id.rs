@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::finding::Found;
 use super::ports::Binding;
-use crate::cm::{ConnectionId, ListenerId, Peer};
+use crate::cm::{ConnectionId, ListenerId};
 
 /// State of an id: `enum rdma_cm_state` of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +38,7 @@ pub(crate) struct Id {
     /// The link of the device, once it is known.
     pub(crate) link: Option<usize>,
     /// The listener's device, if it was found on this host with the route.
-    pub(crate) found: Option<Peer>,
+    pub(super) found: Option<Found>,
     /// GID of the peer's device, once it is known.
     pub(crate) remote_gid: Option<[u8; 16]>,
     /// The connection or the lookup.

@@ -9,6 +9,7 @@ use super::event::{CmEvent, Connected, Datagram, Parameters};
 use super::id::{Id, Options, Phase};
 use crate::cm::{ConnectionId, Event, Failure, ListenerId, Peer};
 use crate::device::{Core, gid};
+use crate::net::presence::Process;
 use crate::transport::Time;
 use crate::wire::cm::{IpHeader, SidrRep, SidrStatus, service_port};
 
@@ -29,6 +30,9 @@ impl Core {
                 });
                 let ece = (request.vendor_id, request.ece_options);
                 self.add_request(now, listener, id, &header, request.service, peer, ece, parameters);
+                if peer.is_local {
+                    self.watch_or_end(now, id, Process { address: peer.address, guid: request.guid });
+                }
             }
             Event::Lookup { listener, id, header, request, peer } => {
                 let parameters = Parameters::Datagram(Box::new(Datagram {
@@ -137,10 +141,9 @@ impl Core {
         cma.by_connection.insert(connection, id);
         let kind = RDMA_CM_EVENT_CONNECT_REQUEST;
         cma.push(CmEvent { id, listener: Some(number), kind, status: 0, parameters });
-        self.watch_or_end(now, peer);
     }
 
-    /// Removes a request that gave its place in the backlog to another one.
+    /// Removes a request that the program has not read.
     fn withdraw_request(&mut self, connection: ConnectionId) {
         let cma = &mut self.state.cma;
         let Some(id) = cma.by_connection.remove(&connection) else { return };

@@ -14,6 +14,7 @@ mod id;
 mod incoming;
 mod multicast;
 mod ports;
+mod presence;
 mod removal;
 mod resolve;
 mod wire;
@@ -42,7 +43,7 @@ pub(crate) struct Cma {
     by_listener: HashMap<ListenerId, u32>,
     /// The listeners of this host. `None` if it cannot be opened, and under Miri.
     directory: Option<Directory>,
-    /// Processes of peers on this host. `None` until the first call on an id, and where it cannot be opened.
+    /// Processes of peers on this host. `None` until the first id is created, and under Miri.
     presence: Option<Presence>,
     ports: Ports,
     findings: Findings,
@@ -53,19 +54,22 @@ pub(crate) struct Cma {
     has_work: bool,
     /// Packet sequence number of the next MAD.
     psn: u32,
+    /// GUID of this incarnation of the device.
+    guid: u64,
     random: u64,
 }
 
 impl Cma {
-    /// An empty set of ids. `guid` names this incarnation of the device, and `random` is unpredictable.
+    /// An empty set of ids. Both numbers are unpredictable. This incarnation of the device gets its GUID from the first one.
     pub(super) fn new(guid: u64, random: u64) -> Cma {
+        let guid = presence::device_guid(guid);
         Cma {
             manager: Manager::new(Config::new(guid, random)),
             ids: Slab::new(1),
             channels: Slab::new(1),
             by_connection: HashMap::new(),
             by_listener: HashMap::new(),
-            directory: if cfg!(miri) { None } else { Directory::new().ok() },
+            directory: if cfg!(miri) { None } else { Directory::new(guid).ok() },
             presence: None,
             ports: Ports::default(),
             findings: Findings::default(),
@@ -73,12 +77,13 @@ impl Cma {
             arrived: Vec::new(),
             has_work: false,
             psn: 0,
+            guid,
             random: random.rotate_left(32),
         }
     }
 
-    /// Descriptors that are readable when [`Core::handle_directory`](super::Core::handle_directory) has something to do.
-    pub(super) fn directory_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+    /// Descriptors that are readable when [`Core::handle_host_events`](super::Core::handle_host_events) has something to do.
+    pub(super) fn host_fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         [self.directory.as_ref().map(Directory::fd), self.presence.as_ref().map(Presence::fd)]
     }
 

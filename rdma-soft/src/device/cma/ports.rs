@@ -127,7 +127,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_shared_address_is_bound_twice_but_only_its_single_user_listens() {
-        let (directory, mut ports) = (Directory::new().unwrap(), Ports::default());
+        let (directory, mut ports) = (Directory::new(1).unwrap(), Ports::default());
         let at = SocketAddr::from(([127, 83, 9, 1], 7471));
         let mut bind = |is_shared| ports.claim(&directory, 0x106, at, is_shared, false);
         let (a, b) = (bind(true).unwrap(), bind(true).unwrap());

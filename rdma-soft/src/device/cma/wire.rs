@@ -85,11 +85,7 @@ impl Core {
         self.state.cma.arrived = arrived;
         self.state.cma.manager.expire(now);
         self.expire_findings(now);
-        if self.state.cma.manager.counts() == (0, 0) {
-            if let Some(presence) = &mut self.state.cma.presence {
-                presence.unwatch_all();
-            }
-        }
+        self.unwatch_unused();
         self.update_cm(now);
     }
 

@@ -7,7 +7,8 @@
 //! | 5 | oldest version whose clients understand the listener |
 //! | 6 | number of addresses |
 //! | 7 | zero, reserved |
-//! | from 8 | addresses of the device, 16 bytes each; IPv4 addresses are mapped into IPv6 |
+//! | 8 to 15 | GUID of the device, in network byte order |
+//! | from 16 | addresses of the device, 16 bytes each; IPv4 addresses are mapped into IPv6 |
 //!
 //! A client ignores the bytes after these, so a later version can add fields. A change that old clients do not understand raises
 //! the oldest version.
@@ -28,7 +29,7 @@ const OLDEST: u8 = 1;
 const MAGIC: [u8; 4] = *b"rdma";
 
 /// Bytes before the addresses.
-const HEADER: usize = 8;
+const HEADER: usize = 16;
 
 /// Maximum addresses. A device with more passes only the first ones.
 const MAX_ADDRESSES: usize = 16;
@@ -40,13 +41,14 @@ pub(super) const MAX_BYTES: usize = 1024;
 pub(super) struct Answer(Vec<u8>);
 
 impl Answer {
-    pub(super) fn new(own: &[IpAddr]) -> Answer {
+    pub(super) fn new(guid: u64, own: &[IpAddr]) -> Answer {
         let own = &own[..own.len().min(MAX_ADDRESSES)];
         if own.is_empty() {
             return Answer(Vec::new());
         }
         let mut bytes = MAGIC.to_vec();
         bytes.extend([VERSION, OLDEST, own.len() as u8, 0]);
+        bytes.extend(guid.to_be_bytes());
         own.iter().for_each(|address| bytes.extend(to_bytes(*address)));
         Answer(bytes)
     }
@@ -67,10 +69,10 @@ pub(super) fn is_accepted(listener: libc::uid_t, client: libc::uid_t) -> bool {
     listener == client || listener == 0
 }
 
-/// Decodes an answer. Returns the addresses of the device, at least one.
-pub(super) fn decode(bytes: &[u8]) -> Result<Vec<IpAddr>, LookupError> {
+/// Decodes an answer. Returns the GUID and the addresses of the device, at least one.
+pub(super) fn decode(bytes: &[u8]) -> Result<(u64, Vec<IpAddr>), LookupError> {
     let (header, addresses) = bytes.split_first_chunk::<HEADER>().ok_or(LookupError::NobodyListens)?;
-    let [a, b, c, d, version, oldest, count, _] = *header;
+    let [a, b, c, d, version, oldest, count, _, guid @ ..] = *header;
     if [a, b, c, d] != MAGIC {
         return Err(LookupError::NobodyListens);
     }
@@ -86,7 +88,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Vec<IpAddr>, LookupError> {
     if addresses.is_empty() || addresses.len() != usize::from(count) || !addresses.iter().all(is_valid) {
         return Err(LookupError::NobodyListens);
     }
-    Ok(addresses)
+    Ok((u64::from_be_bytes(guid), addresses))
 }
 
 /// Selects the address of a device that a client with the addresses `own` reaches, for a lookup of `wanted`.
@@ -102,6 +104,8 @@ pub(super) fn select(addresses: &[IpAddr], wanted: IpAddr, own: &[IpAddr]) -> Op
 mod tests {
     use super::*;
 
+    const GUID: u64 = 0x0102_0304_0506_0708;
+
     fn all(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
@@ -109,18 +113,18 @@ mod tests {
     #[test]
     fn an_answer_round_trips_and_may_have_later_fields() {
         for own in [&["127.1.2.3"][..], &["::1", "10.0.0.1"], &["127.0.0.9"; 16]] {
-            let mut bytes = Answer::new(&all(own)).0;
-            assert_eq!(decode(&bytes).unwrap(), all(own));
+            let mut bytes = Answer::new(GUID, &all(own)).0;
+            assert_eq!(decode(&bytes).unwrap(), (GUID, all(own)));
             bytes[4] = 200;
             bytes.extend([9; 33]);
-            assert_eq!(decode(&bytes).unwrap(), all(own), "the version is later, but understood");
+            assert_eq!(decode(&bytes).unwrap(), (GUID, all(own)), "the version is later, but understood");
         }
-        assert_eq!(decode(&Answer::new(&all(&["127.0.0.9"; 17])).0).unwrap().len(), 16);
+        assert_eq!(decode(&Answer::new(GUID, &all(&["127.0.0.9"; 17])).0).unwrap().1.len(), 16);
     }
 
     #[test]
     fn an_answer_of_another_version_or_garbage_is_refused() {
-        let valid = Answer::new(&all(&["127.1.2.3"])).0;
+        let valid = Answer::new(GUID, &all(&["127.1.2.3"])).0;
         let with = |at: usize, value| {
             let mut bytes = valid.clone();
             bytes[at] = value;
@@ -131,8 +135,8 @@ mod tests {
         let mut later = with(5, VERSION + 1);
         later[4] = 7;
         assert!(matches!(decode(&later), Err(LookupError::OtherVersion { version: 7 })));
-        let unspecified = Answer::new(&all(&["127.0.0.1", "0.0.0.0"])).0;
-        let multicast = Answer::new(&all(&["ff02::1"])).0;
+        let unspecified = Answer::new(GUID, &all(&["127.0.0.1", "0.0.0.0"])).0;
+        let multicast = Answer::new(GUID, &all(&["ff02::1"])).0;
         let short = &valid[..valid.len() - 1];
         for garbage in [&b""[..], b"rdma", &with(0, b'x'), &with(6, 0), &with(6, 2), short, &unspecified, &multicast] {
             assert!(matches!(decode(garbage), Err(LookupError::NobodyListens)), "{garbage:?}");

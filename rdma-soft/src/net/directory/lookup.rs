@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::names::{Family, Name};
 use super::{Shared, State, answer};
 use crate::net::poll::Poll;
+use crate::net::presence::Process;
 use crate::net::socket::check_neg;
 use crate::net::unix;
 
@@ -101,16 +102,19 @@ impl Target {
     }
 
     /// Connects to the first of these names that has a listener. They are the last ones of [`names`](Target::names).
+    ///
+    /// A listener of another user is left out, because any user can bind the name of an address below that of all addresses.
     fn connect(self, names: &[Name]) -> Result<Pending, LookupError> {
-        let connection = unix::socket(libc::SOCK_SEQPACKET).map_err(system("socket"))?;
+        let mut result = Err(LookupError::NobodyListens);
         for (at, name) in names.iter().enumerate() {
+            let connection = unix::socket(libc::SOCK_SEQPACKET).map_err(system("socket"))?;
             match unix::connect(connection.as_fd(), &name.of(self.space, self.port)) {
                 Ok(()) => {
                     let uid = unix::peer_user(connection.as_fd()).map_err(system("SO_PEERCRED"))?;
-                    if !answer::is_accepted(uid, unix::own_user()) {
-                        return Err(LookupError::OtherUser { uid });
+                    if answer::is_accepted(uid, unix::own_user()) {
+                        return Ok(Pending { connection, target: self, left: names.len() - at - 1 });
                     }
-                    return Ok(Pending { connection, target: self, left: names.len() - at - 1 });
+                    result = Err(LookupError::OtherUser { uid });
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ECONNREFUSED) => {}
@@ -119,7 +123,7 @@ impl Target {
                 },
             }
         }
-        Err(LookupError::NobodyListens)
+        result
     }
 }
 
@@ -137,14 +141,15 @@ impl Pending {
     }
 
     /// Receives the answer. `None` if it has not arrived.
-    fn receive(&self, own: &[IpAddr]) -> Option<Result<IpAddr, LookupError>> {
+    fn receive(&self, own: &[IpAddr]) -> Option<Result<Process, LookupError>> {
         let mut bytes = [0; answer::MAX_BYTES];
         match receive(self.connection.as_fd(), &mut bytes) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => None,
             // The listener has closed the connection, or died.
             Err(_) | Ok(0) => Some(Err(LookupError::NobodyListens)),
-            Ok(len) => Some(answer::decode(&bytes[..len]).and_then(|addresses| {
-                answer::select(&addresses, self.target.address, own).ok_or(LookupError::NobodyListens)
+            Ok(len) => Some(answer::decode(&bytes[..len]).and_then(|(guid, addresses)| {
+                let address = answer::select(&addresses, self.target.address, own).ok_or(LookupError::NobodyListens)?;
+                Ok(Process { address, guid })
             })),
         }
     }
@@ -164,7 +169,7 @@ impl State {
         number: u64,
         own: &[IpAddr],
         poll: &Poll,
-    ) -> Option<Result<IpAddr, LookupError>> {
+    ) -> Option<Result<Process, LookupError>> {
         let result = self.lookups.get(&number)?.receive(own)?;
         let ended = self.lookups.remove(&number)?;
         poll.remove(ended.connection.as_fd());

@@ -27,8 +27,8 @@
 //! # Lookups
 //!
 //! A lookup connects to the name of the address, or else to the name of all addresses. It waits for one [message](answer) with the
-//! addresses of the device. The connection ends without a message if the owner dies. Any process may bind any name, so clients
-//! accept only listeners of their own user and of root.
+//! GUID and the addresses of the device. The connection ends without a message if the owner dies. Any process may bind any name, so
+//! clients accept only listeners of their own user and of root, and leave out the others.
 
 mod answer;
 mod claim;
@@ -48,6 +48,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::poll::Poll;
+use super::presence::Process;
 use super::unix::{self, AcceptError, Accepted, Reserve};
 use answer::Answer;
 use lookup::Pending;
@@ -64,14 +65,16 @@ pub(crate) struct Directory(Arc<Shared>);
 pub(crate) struct Event {
     /// [`Lookup::number`].
     pub(crate) lookup: u64,
-    /// Address of the device of the process that listens.
-    pub(crate) result: Result<IpAddr, LookupError>,
+    /// The process that listens.
+    pub(crate) result: Result<Process, LookupError>,
 }
 
 struct Shared {
     /// The listening sockets and the connections of lookups. Their tokens are the keys in [`State`].
     poll: Poll,
     state: Mutex<State>,
+    /// GUID of the device of this process.
+    guid: u64,
     /// Process that created this object.
     process: u32,
 }
@@ -95,11 +98,11 @@ struct Listener {
 }
 
 impl Directory {
-    /// Creates a directory without claims.
+    /// Creates a directory without claims, for a process whose device has this GUID.
     ///
     /// # Errors
     /// The system has no descriptor.
-    pub(crate) fn new() -> io::Result<Directory> {
+    pub(crate) fn new(guid: u64) -> io::Result<Directory> {
         let mut reserve = Reserve::default();
         reserve.refill();
         let state = State {
@@ -111,7 +114,7 @@ impl Directory {
             reserve,
         };
         let (poll, process) = (Poll::new()?, std::process::id());
-        Ok(Directory(Arc::new(Shared { poll, state: Mutex::new(state), process })))
+        Ok(Directory(Arc::new(Shared { poll, state: Mutex::new(state), guid, process })))
     }
 
     /// Claims a port of a port space at these addresses, or a free port of the kernel's ephemeral range if `port` is 0.
@@ -169,7 +172,7 @@ impl Directory {
     /// It never blocks and handles a limited number of events. The descriptor stays readable if there are more. `each` may start
     /// and drop lookups and claims. A lookup that another thread drops during the call may still be reported.
     pub(crate) fn handle_events(&self, own: &[IpAddr], each: &mut impl FnMut(Event)) {
-        let answer = Answer::new(own);
+        let answer = Answer::new(self.0.guid, own);
         for ready in self.0.poll.ready() {
             let mut state = self.0.lock();
             if state.listeners.contains_key(&ready.token) {

@@ -36,7 +36,7 @@ fn device() -> Vec<IpAddr> {
 
 /// A directory with a claim that listens.
 fn listening(address: &str, port: u16) -> (Directory, Claim) {
-    let directory = Directory::new().unwrap();
+    let directory = Directory::new(1).unwrap();
     let mut claim = directory.claim(SPACE, at(address), port).unwrap();
     claim.listen().unwrap();
     (directory, claim)
@@ -55,7 +55,7 @@ pub(super) fn look_up(
         listener.handle_events(&device(), &mut |_| unreachable!("it has no lookups"));
         client.handle_events(&[ip("127.7.7.7")], &mut |event| {
             assert_eq!(event.lookup, lookup.number());
-            assert!(result.replace(event.result).is_none(), "a lookup ends once");
+            assert!(result.replace(event.result.map(|process| process.address)).is_none(), "a lookup ends once");
         });
         if let Some(result) = result.take() {
             assert!(!is_readable(client.fd()) && !is_readable(listener.fd()));
@@ -73,7 +73,7 @@ fn finds_nobody(client: &Directory, address: &str, port: u16) -> bool {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn claims_of_one_address_or_of_all_conflict_as_in_linux() {
     let _lock = without_new_processes();
-    let own = Directory::new().unwrap();
+    let own = Directory::new(1).unwrap();
     let ipv6_only = Addresses::new(ip("::"), true);
     let all = [at("127.0.0.1"), at("127.0.0.2"), at("::1"), at("0.0.0.0"), ipv6_only, at("::")];
     for first in all {
@@ -82,7 +82,7 @@ fn claims_of_one_address_or_of_all_conflict_as_in_linux() {
             let _first = own.claim(SPACE, first, port).unwrap();
             let expected = first.check_conflict(second).err().map(|error| error.errno());
             // Another directory is like another process: only the names of sockets exclude it.
-            for directory in [&own, &Directory::new().unwrap()] {
+            for directory in [&own, &Directory::new(1).unwrap()] {
                 let refused = directory.claim(SPACE, second, port).err().map(|error| error.errno());
                 assert_eq!(refused, expected, "{second:?} after {first:?}");
             }
@@ -96,7 +96,7 @@ fn claims_of_one_address_or_of_all_conflict_as_in_linux() {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_dropped_claim_frees_its_port_and_all_descriptors() {
     in_own_process("directory::a_dropped_claim_frees_its_port_and_all_descriptors", || {
-        let (one, two) = (Directory::new().unwrap(), Directory::new().unwrap());
+        let (one, two) = (Directory::new(1).unwrap(), Directory::new(1).unwrap());
         let (before, port) = (open_descriptors(), new_port());
         for address in ["127.0.0.1", "::", "::1", "0.0.0.0"] {
             for directory in [&one, &two, &one] {
@@ -115,10 +115,10 @@ fn a_dropped_claim_frees_its_port_and_all_descriptors() {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn only_a_listening_claim_is_found() {
     let _lock = without_new_processes();
-    let client = Directory::new().unwrap();
+    let client = Directory::new(1).unwrap();
     let port = new_port();
     assert!(finds_nobody(&client, "127.0.0.1", port));
-    let directory = Directory::new().unwrap();
+    let directory = Directory::new(1).unwrap();
     let mut claim = directory.claim(SPACE, at("127.0.0.1"), port).unwrap();
     assert!(finds_nobody(&client, "127.0.0.1", port));
     claim.listen().unwrap();
@@ -134,14 +134,14 @@ fn only_a_listening_claim_is_found() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_claim_of_all_addresses_is_found_at_each_of_its_family() {
-    let client = Directory::new().unwrap();
+    let client = Directory::new(1).unwrap();
     let (four, six) = (["127.0.0.1", "192.0.2.7"], ["::1", "2001:db8::7"]);
     for (all, found, others) in [
         (at("0.0.0.0"), &four[..], &six[..]),
         (Addresses::new(ip("::"), true), &six, &four),
         (at("::"), &["127.0.0.1", "192.0.2.7", "::1", "2001:db8::7"], &[]),
     ] {
-        let (directory, port) = (Directory::new().unwrap(), new_port());
+        let (directory, port) = (Directory::new(1).unwrap(), new_port());
         let mut claim = directory.claim(SPACE, all, port).unwrap();
         assert!(finds_nobody(&client, "127.0.0.1", port) && finds_nobody(&client, "::1", port));
         claim.listen().unwrap();
@@ -155,7 +155,7 @@ fn a_claim_of_all_addresses_is_found_at_each_of_its_family() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn port_0_is_a_free_ephemeral_port() {
-    let directories = [(); 3].map(|()| Directory::new().unwrap());
+    let directories = [(); 3].map(|()| Directory::new(1).unwrap());
     let mut claims = Vec::new();
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let range: Vec<u16> = range.split_whitespace().map(|number| number.parse().unwrap()).collect();
@@ -178,7 +178,7 @@ fn port_0_is_a_free_ephemeral_port() {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn source_ports_are_unique_in_a_process_and_take_no_descriptors() {
     in_own_process("directory::source_ports_are_unique_in_a_process_and_take_no_descriptors", || {
-        let directory = Directory::new().unwrap();
+        let directory = Directory::new(1).unwrap();
         let claimed = directory.claim(SPACE, at("127.0.0.1"), 0).unwrap();
         let wild = directory.claim(SPACE, at("0.0.0.0"), 0).unwrap();
         let before = open_descriptors();
@@ -214,7 +214,7 @@ const RACES: usize = 50;
 
 /// Runs `one` in two threads at the same time, many times. Each thread has its own directory.
 fn race<T: Send>(mut check: impl FnMut(Vec<T>), one: impl Fn(&Directory, usize, u16) -> T + Sync) {
-    let directories = [(); 2].map(|()| Directory::new().unwrap());
+    let directories = [(); 2].map(|()| Directory::new(1).unwrap());
     for _ in 0..RACES {
         let (barrier, results, port) = (Barrier::new(2), Mutex::new(Vec::new()), new_port());
         std::thread::scope(|scope| {
@@ -267,13 +267,13 @@ fn a_claim_excludes_others_before_it_looks_for_them() {
         let race = {
             let has_raced = Rc::clone(&has_raced);
             move || {
-                let refused = Directory::new().unwrap().claim(SPACE, at(second), port);
+                let refused = Directory::new(1).unwrap().claim(SPACE, at(second), port);
                 assert!(matches!(refused, Err(ClaimError::Overlap)), "{second} during {first}");
                 has_raced.set(true);
             }
         };
         BEFORE_LOOKING.set(Some(Box::new(race)));
-        assert!(Directory::new().unwrap().claim(SPACE, at(first), port).is_ok());
+        assert!(Directory::new(1).unwrap().claim(SPACE, at(first), port).is_ok());
         assert!(has_raced.get());
     }
 }
@@ -283,7 +283,7 @@ fn a_claim_excludes_others_before_it_looks_for_them() {
 fn many_addresses_have_claims_of_one_port_up_to_the_limit() {
     in_own_process("directory::many_addresses_have_claims_of_one_port_up_to_the_limit", || {
         limit_descriptors(libc::RLIM_INFINITY);
-        let (directory, port) = (Directory::new().unwrap(), new_port());
+        let (directory, port) = (Directory::new(1).unwrap(), new_port());
         let claim = |number: u32| directory.claim(SPACE, Addresses::One(IpAddr::from(number.to_be_bytes())), port);
         let first = 0x7f01_0000;
         let mut claims: Vec<Claim> = (0..1024).map(|number| claim(first + number).unwrap()).collect();
@@ -292,7 +292,7 @@ fn many_addresses_have_claims_of_one_port_up_to_the_limit() {
         for at_end in [false, true] {
             // Any single claim is enough to exclude a claim of all addresses.
             claims.truncate(if at_end { 1 } else { 1023 });
-            assert!(matches!(Directory::new().unwrap().claim(SPACE, at("0.0.0.0"), port), Err(ClaimError::Overlap)));
+            assert!(matches!(Directory::new(1).unwrap().claim(SPACE, at("0.0.0.0"), port), Err(ClaimError::Overlap)));
         }
         claims.clear();
         assert!(directory.claim(SPACE, at("0.0.0.0"), port).is_ok());
@@ -306,7 +306,7 @@ fn thousands_of_lookups_are_answered() {
         limit_descriptors(libc::RLIM_INFINITY);
         let port = new_port();
         let (listener, claim) = listening("127.0.0.1", port);
-        let client = Directory::new().unwrap();
+        let client = Directory::new(1).unwrap();
         let before = open_descriptors();
         let (mut lookups, mut found, mut busy) = (Vec::<Lookup>::new(), 0, 0);
         while found < 5000 {
@@ -326,7 +326,7 @@ fn thousands_of_lookups_are_answered() {
             }
             while is_readable(client.fd()) {
                 client.handle_events(&device(), &mut |event| {
-                    assert_eq!(event.result.unwrap(), device()[0]);
+                    assert_eq!(event.result.unwrap().address, device()[0]);
                     let at = lookups.iter().position(|lookup| lookup.number() == event.lookup).unwrap();
                     lookups.swap_remove(at);
                     found += 1;
@@ -346,7 +346,7 @@ fn a_dropped_lookup_is_never_reported() {
     in_own_process("directory::a_dropped_lookup_is_never_reported", || {
         let port = new_port();
         let (listener, _claim) = listening("127.0.0.1", port);
-        let client = Directory::new().unwrap();
+        let client = Directory::new(1).unwrap();
         let before = open_descriptors();
         for is_answered in [false, true] {
             let [dropped, kept] = [(); 2].map(|()| client.lookup(SPACE, ip("127.0.0.1"), port).unwrap());
@@ -369,7 +369,7 @@ fn a_dropped_lookup_is_never_reported() {
 fn a_lookup_in_flight_ends_when_the_claim_is_dropped() {
     // Other tests start processes, which hold the descriptors of this one until they execute a program.
     in_own_process("directory::a_lookup_in_flight_ends_when_the_claim_is_dropped", || {
-        let (port, client) = (new_port(), Directory::new().unwrap());
+        let (port, client) = (new_port(), Directory::new(1).unwrap());
         for address in ["127.0.0.1", "0.0.0.0", "::"] {
             let (_listener, claim) = listening(address, port);
             let _lookups = [(); 100].map(|()| client.lookup(SPACE, ip("127.0.0.1"), port).unwrap());
@@ -392,7 +392,7 @@ fn a_lookup_in_flight_ends_when_the_claim_is_dropped() {
         client.handle_events(&device(), &mut |_| unreachable!("it asks the next listener"));
         listener.handle_events(&device(), &mut |_| unreachable!());
         let mut results = Vec::new();
-        client.handle_events(&device(), &mut |event| results.push((event.lookup, event.result.unwrap())));
+        client.handle_events(&device(), &mut |event| results.push((event.lookup, event.result.unwrap().address)));
         assert_eq!(results, [(lookup.number(), device()[0])]);
     });
 }
@@ -401,7 +401,7 @@ fn a_lookup_in_flight_ends_when_the_claim_is_dropped() {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_lookup_ends_although_a_child_process_holds_the_listener() {
     in_own_process("directory::a_lookup_ends_although_a_child_process_holds_the_listener", || {
-        let (port, client) = (new_port(), Directory::new().unwrap());
+        let (port, client) = (new_port(), Directory::new(1).unwrap());
         let (_listener, claim) = listening("127.0.0.1", port);
         let _lookup = client.lookup(SPACE, ip("127.0.0.1"), port).unwrap();
         // SAFETY: the child only makes system calls.
@@ -434,7 +434,7 @@ fn a_process_finds_its_own_listener() {
     let mut results = Vec::new();
     // The first call answers, and the second one receives the answer at the latest.
     (0..2).for_each(|_| {
-        directory.handle_events(&device(), &mut |event| results.push((event.lookup, event.result.unwrap())))
+        directory.handle_events(&device(), &mut |event| results.push((event.lookup, event.result.unwrap().address)))
     });
     assert_eq!(results, [(lookup.number(), device()[0])]);
 }
@@ -460,7 +460,7 @@ fn a_forked_child_does_not_end_what_its_parent_has() {
         assert_eq!(libc::WEXITSTATUS(status), 7);
         let mut found = Vec::new();
         for _ in 0..2 {
-            directory.handle_events(&device(), &mut |event| found.push((event.lookup, event.result.unwrap())));
+            directory.handle_events(&device(), &mut |event| found.push((event.lookup, event.result.unwrap().address)));
         }
         assert_eq!(found, [(lookup.number(), device()[0])]);
     });
@@ -472,13 +472,13 @@ fn a_process_without_free_descriptors_answers_and_reports_it() {
     in_own_process("directory::a_process_without_free_descriptors_answers_and_reports_it", || {
         let port = new_port();
         let (listener, _claim) = listening("127.0.0.1", port);
-        let client = Directory::new().unwrap();
+        let client = Directory::new(1).unwrap();
         let lookups = [(); 3].map(|()| client.lookup(SPACE, ip("127.0.0.1"), port).unwrap());
         let limit = exhaust_descriptors();
         listener.handle_events(&device(), &mut |_| unreachable!());
         assert!(!is_readable(listener.fd()), "the reserve is enough for any number of lookups");
         let mut found = Vec::new();
-        client.handle_events(&device(), &mut |event| found.push((event.lookup, event.result.unwrap())));
+        client.handle_events(&device(), &mut |event| found.push((event.lookup, event.result.unwrap().address)));
         assert_eq!(found, lookups.each_ref().map(|lookup| (lookup.number(), device()[0])));
         // These lookups have closed their connections, so three descriptors are free.
         let kept: Vec<_> = (0..3).map(|_| client.lookup(SPACE, ip("127.0.0.1"), port).unwrap()).collect();
@@ -508,7 +508,7 @@ fn a_listener_that_can_accept_nothing_does_not_spin() {
     in_own_process("directory::a_listener_that_can_accept_nothing_does_not_spin", || {
         let port = new_port();
         let (listener, _claim) = listening("127.0.0.1", port);
-        let client = Directory::new().unwrap();
+        let client = Directory::new(1).unwrap();
         let handle = || listener.handle_events(&device(), &mut |_| unreachable!());
         let mut lookups = vec![client.lookup(SPACE, ip("127.0.0.1"), port).unwrap()];
         // Even the number of the reserve descriptor is above the limit.

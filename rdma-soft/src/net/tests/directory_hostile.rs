@@ -40,23 +40,23 @@ fn answered(client: &Directory, impostor: &Impostor, port: u16, bytes: &[u8]) ->
     let connection = impostor.accept();
     assert_eq!(send(&connection, bytes), bytes.len() as isize);
     let mut results = Vec::new();
-    client.handle_events(&[ip("127.7.7.7")], &mut |event| results.push(event.result));
+    client.handle_events(&[ip("127.7.7.7")], &mut |event| results.push(event.result.map(|process| process.address)));
     results.pop().expect("the lookup ends with the first message")
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn garbage_and_other_versions_end_a_lookup() {
-    let (client, port) = (Directory::new().unwrap(), new_port());
+    let (client, port) = (Directory::new(1).unwrap(), new_port());
     let impostor = Impostor::at(&test_names::one(SPACE, port, ip(ADDRESS)));
-    let mut valid = b"rdma\x01\x01\x01\0".to_vec();
+    let mut valid = b"rdma\x01\x01\x01\0 a GUID ".to_vec();
     valid.extend("::ffff:127.9.9.9".parse::<std::net::Ipv6Addr>().unwrap().octets());
     assert_eq!(answered(&client, &impostor, port, &valid).unwrap(), ip("127.9.9.9"));
     let later = answered(&client, &impostor, port, &[b"rdma\x09\x01", &valid[6..], &[5; 3000]].concat());
     assert_eq!(later.unwrap(), ip("127.9.9.9"), "a later version that this one understands");
     let other = answered(&client, &impostor, port, &[b"rdma\x09\x02", &valid[6..]].concat());
     assert!(matches!(other, Err(LookupError::OtherVersion { version: 9 })), "{other:?}");
-    for garbage in [&b"x"[..], b"rdma", b"127.0.0.1", &[0xff; 1024], &[0; 60_000], &valid[..20]] {
+    for garbage in [&b"x"[..], b"rdma", b"127.0.0.1", &[0xff; 1024], &[0; 60_000], &valid[..28]] {
         let result = answered(&client, &impostor, port, garbage);
         assert!(matches!(result, Err(LookupError::NobodyListens)), "{result:?}");
     }
@@ -67,7 +67,7 @@ fn garbage_and_other_versions_end_a_lookup() {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_listener_that_closes_or_stays_silent_leaves_nothing_behind() {
     in_own_process("directory_hostile::a_listener_that_closes_or_stays_silent_leaves_nothing_behind", || {
-        let (client, port) = (Directory::new().unwrap(), new_port());
+        let (client, port) = (Directory::new(1).unwrap(), new_port());
         let impostors = [test_names::one(SPACE, port, ip(ADDRESS)), test_names::all_ipv4(SPACE, port)]
             .map(|name| Impostor::at(&name));
         let before = open_descriptors();
@@ -92,7 +92,7 @@ fn a_listener_that_closes_or_stays_silent_leaves_nothing_behind() {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn passed_descriptors_are_closed() {
     in_own_process("directory_hostile::passed_descriptors_are_closed", || {
-        let (client, port) = (Directory::new().unwrap(), new_port());
+        let (client, port) = (Directory::new(1).unwrap(), new_port());
         let impostor = Impostor::at(&test_names::one(SPACE, port, ip(ADDRESS)));
         let before = open_descriptors();
         let lookup = client.lookup(SPACE, ip(ADDRESS), port).unwrap();
@@ -109,7 +109,7 @@ fn passed_descriptors_are_closed() {
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn clients_that_send_garbage_or_vanish_do_not_disturb_others() {
     in_own_process("directory_hostile::clients_that_send_garbage_or_vanish_do_not_disturb_others", || {
-        let (listener, client, port) = (Directory::new().unwrap(), Directory::new().unwrap(), new_port());
+        let (listener, client, port) = (Directory::new(1).unwrap(), Directory::new(1).unwrap(), new_port());
         let mut claim = listener.claim(SPACE, at(ADDRESS), port).unwrap();
         claim.listen().unwrap();
         let before = open_descriptors();
@@ -139,11 +139,11 @@ fn clients_that_send_garbage_or_vanish_do_not_disturb_others() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn names_that_mark_claims_accept_no_messages() {
-    let (directory, port) = (Directory::new().unwrap(), new_port());
+    let (directory, port) = (Directory::new(1).unwrap(), new_port());
     let _claim = directory.claim(SPACE, at("0.0.0.0"), port).unwrap();
     let other = unix::socket(libc::SOCK_DGRAM).unwrap();
     unix::connect(other.as_fd(), &test_names::all_ipv4(SPACE, port)).unwrap();
     assert_eq!(send(&other, b"garbage"), -1);
-    let taken = Directory::new().unwrap().claim(SPACE, at(ADDRESS), port);
+    let taken = Directory::new(1).unwrap().claim(SPACE, at(ADDRESS), port);
     assert!(matches!(taken, Err(ClaimError::Overlap)), "a mark that is connected to still counts");
 }

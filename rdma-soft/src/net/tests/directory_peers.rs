@@ -84,9 +84,9 @@ fn test_with_peers(name: &str, test: impl FnOnce(&dyn Fn() -> Peer)) {
 
 /// Executes commands until there are no more.
 fn serve() {
-    let (mut directory, mut claims) = (Directory::new().unwrap(), Vec::<Claim>::new());
+    let (mut directory, mut claims) = (Directory::new(1).unwrap(), Vec::<Claim>::new());
     let mut commands = BufReader::new(File::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap()));
-    let mut is_deaf = false;
+    let (mut is_deaf, mut squatters) = (false, Vec::new());
     loop {
         let fds = [libc::STDIN_FILENO, if is_deaf { -1 } else { directory.fd().as_raw_fd() }];
         let mut fds = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
@@ -121,11 +121,18 @@ fn serve() {
             }
             "look_up" => format!("{:?}", look_up(&directory, words[1], number(2))),
             "connect" => format!("{:?}", connect(words[1], number(2))),
+            "squat" => {
+                let name = test_names::one(SPACE, number(2), ip(words[1]));
+                let squatter = unix::bind(libc::SOCK_SEQPACKET, &name).unwrap();
+                let listening = unix::listen(squatter.as_fd()).map_err(|error| error.kind());
+                squatters.push(squatter);
+                format!("{listening:?}")
+            }
             "user" => {
                 let user = number(1).into();
                 // SAFETY: the arguments are numbers.
                 assert_eq!(unsafe { libc::setresuid(user, user, user) }, 0);
-                directory = Directory::new().unwrap();
+                directory = Directory::new(1).unwrap();
                 "user".to_owned()
             }
             other => panic!("{other}"),
@@ -147,7 +154,7 @@ fn look_up(client: &Directory, address: &str, port: u16) -> Result<IpAddr, Looku
     let mut result = None;
     while result.is_none() {
         wait(client.fd());
-        client.handle_events(&[], &mut |event| result = Some(event.result));
+        client.handle_events(&[], &mut |event| result = Some(event.result.map(|process| process.address)));
     }
     result.unwrap()
 }
@@ -170,7 +177,7 @@ const OVERLAP: i32 = libc::EADDRNOTAVAIL;
 #[cfg_attr(miri, ignore = "it starts a process")]
 fn claims_of_processes_conflict() {
     test_with_peers("claims_of_processes_conflict", |start| {
-        let (mut peer, own) = (start(), Directory::new().unwrap());
+        let (mut peer, own) = (start(), Directory::new(1).unwrap());
         for (theirs, ours, expected) in [
             ("127.0.0.1", "127.0.0.1", Some(IN_USE)),
             ("127.0.0.1", "127.0.0.2", None),
@@ -199,7 +206,7 @@ fn claims_of_processes_conflict() {
 #[cfg_attr(miri, ignore = "it starts a process")]
 fn each_listener_on_an_address_is_found_by_its_port() {
     test_with_peers("each_listener_on_an_address_is_found_by_its_port", |start| {
-        let (mut peers, client) = ([start(), start()], Directory::new().unwrap());
+        let (mut peers, client) = ([start(), start()], Directory::new(1).unwrap());
         let ports = peers.each_mut().map(|peer| {
             let port: u16 = peer.ask("claim 127.0.0.1 0").parse().unwrap();
             assert!(
@@ -223,7 +230,7 @@ fn each_listener_on_an_address_is_found_by_its_port() {
 #[cfg_attr(miri, ignore = "it starts a process")]
 fn a_killed_owner_frees_its_names_and_ends_lookups() {
     test_with_peers("a_killed_owner_frees_its_names_and_ends_lookups", |start| {
-        let (client, mut next, port) = (Directory::new().unwrap(), start(), new_port());
+        let (client, mut next, port) = (Directory::new(1).unwrap(), start(), new_port());
         for address in ["127.0.0.1", "0.0.0.0", "::"] {
             let mut peer = start();
             peer.ask(&format!("claim {address} {port}"));
@@ -280,10 +287,15 @@ fn only_listeners_of_the_same_user_and_of_root_are_found() {
         for peer in [&mut root, &mut other] {
             assert_eq!(peer.ask(&format!("connect 127.0.0.1 {of_one}")), "0");
         }
-        assert_eq!(other.ask(&format!("connect 127.0.0.1 {of_root}")), "24");
+        assert_eq!(other.ask(&format!("connect 127.0.0.1 {of_root}")), "32");
         // Ports exclude each other between users, like the kernel's ports.
         assert_eq!(other.ask(&format!("claim 127.0.0.1 {of_one}")), format!("error {IN_USE}"));
         assert_eq!(other.ask(&format!("claim 0.0.0.0 {of_one}")), format!("error {OVERLAP}"));
+        // A listener that binds the name of an address, without a claim, does not hide a listener at all addresses.
+        let of_all = root.ask("claim 0.0.0.0 0");
+        assert_eq!(root.ask("listen"), "Ok(())");
+        assert_eq!(other.ask(&format!("squat 127.0.0.1 {of_all}")), "Ok(())");
+        assert_eq!(one.ask(&format!("look_up 127.0.0.1 {of_all}")), found);
     });
 }
 
