@@ -12,7 +12,7 @@ use super::{
     rdma_destroy_srq, rdma_get_cm_event, rdma_resolve_addr, rdma_resolve_route,
 };
 
-/// Timeout of the address and the route, which librdmacm also uses.
+/// Timeout for resolving the address and the route, as in librdmacm.
 const TIMEOUT_MS: c_int = 2000;
 
 /// Creates a synchronous id for a resolved address: `rdma_create_ep(3)`.

@@ -16,7 +16,7 @@ use crate::net::presence::Presence;
 use crate::transport::Time;
 use crate::wire::cm::{RejectReason, SidrStatus};
 
-/// Longest wait for a listener whose process does not run. As long as a request is retransmitted.
+/// Longest wait for a listener whose process does not run. On a network, a request is retransmitted for 24.5 s.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Interval between attempts if too many lookups wait for a listener, or if it may listen again.
@@ -117,8 +117,10 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a request that finds no listener is repeated: another id of this process is connected to the same port, perhaps of
-    /// another port space (`ib_send_bw -R -c UD`). The request began [`TIMEOUT`] before its deadline.
+    /// Whether to repeat a lookup that found no listener.
+    ///
+    /// True while another id of this process is connected to the same address and port, perhaps in another port space
+    /// (`ib_send_bw -R -c UD`). The first lookup was [`TIMEOUT`] before the deadline.
     fn may_listen_again(&self, number: u32, goal: &Goal, now: Time, deadline: Time) -> bool {
         let ids = &self.state.cma.ids;
         let Some(id) = ids.get(number) else { return false };
@@ -128,7 +130,7 @@ impl Core {
             && ids.iter().any(|(other, of)| other != number && of.destination == id.destination && is_connected(of))
     }
 
-    /// Watches the process of a peer on this host, so that its end is noticed.
+    /// Watches the process of a peer on this host, to notice its end.
     ///
     /// # Errors
     /// `ECONNREFUSED` if it has ended already, and others if it cannot be watched.
@@ -264,7 +266,7 @@ impl Core {
         }
     }
 
-    /// Reports that no request can be sent, as the peer itself would.
+    /// Reports that no request can be sent, without a listener by the event that a rejection causes.
     fn report_nobody(&mut self, id: u32, error: &LookupError) {
         let is_datagram = self.state.cma.ids.get(id).is_some_and(Id::is_datagram);
         let (kind, status, parameters) = match error {
