@@ -103,7 +103,7 @@ fn an_endpoint_of_a_set_has_the_keepalive_of_connections_by_address() {
 
 #[test]
 fn a_program_in_c_answers_keepalives() {
-    // The counters are those of a process.
+    // The counters include the packets of all tests in a process.
     in_own_process("cm_keepalive::a_program_in_c_answers_keepalives", answered_by_a_program_in_c);
 }
 

@@ -76,7 +76,7 @@ impl Backlog {
     ///
     /// The sources share the backlog: the source with the most requests gives up its newest one if another source would have fewer
     /// requests even with one more. Among sources with the same share, a retransmission takes the place of a request that has
-    /// arrived once. A peer that retransmits is real, or a forger that has to send more.
+    /// arrived once. A peer that retransmits is real, or a forger that had to send more.
     pub(super) fn displaced_by(&self, source: IpAddr, is_repeated: bool) -> Option<ConnectionId> {
         let own = self.by_source.get(&source).map_or(0, BTreeMap::len);
         let (most, busiest) = self.by_count.last()?;

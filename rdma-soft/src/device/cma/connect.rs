@@ -268,7 +268,7 @@ impl Core {
     /// `EINVAL` without a connection.
     pub(crate) fn cm_disconnect(&mut self, number: u32, now: Time) -> Result<(), i32> {
         let (_, connection) = self.connected(number)?;
-        // As in Linux, disconnecting an ended connection is no error.
+        // Disconnecting an ended connection is no error, as in Linux.
         _ = self.state.cma.manager.disconnect(now, connection);
         self.update_cm(now);
         Ok(())

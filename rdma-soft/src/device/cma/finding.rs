@@ -266,7 +266,7 @@ impl Core {
         }
     }
 
-    /// Reports that no request can be sent, without a listener by the event that a rejection causes.
+    /// Reports that no request can be sent. Without a listener, it is the event that a rejection by the peer causes.
     fn report_nobody(&mut self, id: u32, error: &LookupError) {
         let is_datagram = self.state.cma.ids.get(id).is_some_and(Id::is_datagram);
         let (kind, status, parameters) = match error {
