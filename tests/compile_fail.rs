@@ -9,10 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rdma_tests::{ROOT, library};
 use serde_json::Value;
-
-/// The folder of the workspace.
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Stands for the code of an error without one, because rustc prints only `error`.
 const NO_CODE: &str = "error";
@@ -52,26 +50,9 @@ fn expected(source: &str) -> Vec<Expected> {
         .collect()
 }
 
-/// The library that the programs use, and the folder of what it depends on.
-fn library() -> (PathBuf, PathBuf) {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(ROOT).args(["check", "--package", "rdma-safe", "--features", "serde,soft"]);
-    let output = cargo.arg("--message-format=json").output().expect("cargo starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("JSON is UTF-8");
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut artifacts = messages.filter(|message| message["target"]["name"] == "rdma_safe");
-    let artifact = artifacts.find_map(|message| {
-        let files = message["filenames"].as_array()?;
-        files.iter().filter_map(Value::as_str).find(|file| file.ends_with(".rmeta")).map(PathBuf::from)
-    });
-    let artifact = artifact.expect("cargo names the library");
-    let folder = artifact.parent().expect("it lies in a folder").to_owned();
-    (artifact, folder)
-}
-
 /// Compiles `program` and returns the diagnostics.
-fn compile(program: &Path, (library, dependencies): &(PathBuf, PathBuf)) -> Vec<Diagnostic> {
+fn compile(program: &Path, library: &Path) -> Vec<Diagnostic> {
+    let dependencies = library.parent().expect("it lies in a folder");
     let mut rustc = Command::new("rustc");
     rustc.args(["--edition=2024", "--crate-type=bin", "--emit=metadata", "--error-format=json"]);
     rustc.arg("--out-dir").arg(env!("CARGO_TARGET_TMPDIR"));
@@ -94,7 +75,7 @@ fn diagnostic(message: &Value) -> Option<Diagnostic> {
 }
 
 /// Complaints about one program.
-fn check(program: &Path, library: &(PathBuf, PathBuf)) -> Vec<String> {
+fn check(program: &Path, library: &Path) -> Vec<String> {
     let expected = expected(&fs::read_to_string(program).expect("the program can be read"));
     let found = compile(program, library);
     let name = program.file_name().unwrap_or_default().to_string_lossy();
@@ -113,8 +94,8 @@ fn misuse_does_not_compile() {
     let entries = fs::read_dir(Path::new(ROOT).join("tests/ui")).expect("the folder can be read");
     let programs: BTreeSet<PathBuf> = entries.map(|entry| entry.expect("an entry can be read").path()).collect();
     assert!(programs.len() > 30, "{}", programs.len());
-    let library = library();
-    let (programs, library) = (Vec::from_iter(programs), &library);
+    let library = library("check", "rmeta");
+    let (programs, library) = (Vec::from_iter(programs), &*library);
     let halves = programs.chunks(programs.len().div_ceil(2));
     let complaints: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = halves

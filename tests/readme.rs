@@ -4,32 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
-
-/// Root directory of the workspace.
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+use rdma_tests::{ROOT, library};
 
 /// The Rust code of the README.
 fn samples() -> Vec<String> {
     let document = fs::read_to_string(Path::new(ROOT).join("README.md")).expect("the README can be read");
     let blocks = document.split("\n```rust\n").skip(1);
     blocks.map(|rest| rest.split_once("\n```\n").expect("the end of the block").0.to_owned()).collect()
-}
-
-/// The library that the samples use, with the features that the README names.
-fn library() -> PathBuf {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(ROOT).args(["build", "--package", "rdma-safe", "--features", "serde,soft"]);
-    let output = cargo.arg("--message-format=json").output().expect("cargo starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("JSON is UTF-8");
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut artifacts = messages.filter(|message| message["target"]["name"] == "rdma_safe");
-    let library = artifacts.find_map(|message| {
-        let files = message["filenames"].as_array()?;
-        files.iter().filter_map(Value::as_str).find(|file| file.ends_with(".rlib")).map(PathBuf::from)
-    });
-    library.expect("cargo names the library")
 }
 
 /// Compiles `sample` with `library`. Warnings are errors.
@@ -68,7 +49,7 @@ fn run(program: &Path, arguments: &[&str]) -> String {
 fn the_samples_of_the_readme_run_on_soft0_without_warnings() {
     let samples = samples();
     let [endpoints, by_address] = &samples[..] else { panic!("{} samples", samples.len()) };
-    let library = library();
+    let library = library("build", "rlib");
     let program = compile(endpoints, "endpoints", &library);
     assert_eq!(run(&program, &[]), "Receive: Some(\"hello\")\nSend: Some(\"hello\")\n");
     // Another run of this test may use the default address at the same time.

@@ -111,7 +111,7 @@ impl Ends {
         self.channel.wait(DEADLINE).unwrap().expect("an event in time")
     }
 
-    /// Waits until another connection is disconnected. Those that were disconnected earlier may leave timewait meanwhile.
+    /// Waits until another connection is disconnected. Earlier ones may leave timewait at the same time.
     fn disconnected(&self) -> CmId {
         loop {
             let event = self.event();

@@ -1,4 +1,4 @@
-//! Connections by address on soft0, where each process has an address of its own.
+//! Connections by address on soft0, where the devices of processes have different addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread;
@@ -187,7 +187,7 @@ fn a_server_that_does_not_run_is_a_timeout() {
     server.kill();
 }
 
-/// Connections of a process to each member of a group, of which it is the one with `number`. Each sends a message and an answer.
+/// Connects the group member with `number` to every other member. A message and its answer go over each connection.
 fn talk_to_all(number: u16, members: u16, at: impl Fn(u16) -> SocketAddr + Sync) -> Vec<Connection> {
     let mut listener = Listener::bind(at(number)).unwrap();
     let talk = |connection: &mut Connection, asks: bool| {

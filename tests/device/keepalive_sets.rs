@@ -1,7 +1,6 @@
 //! Sets report the endpoints whose peers are gone, and no others.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, AsRawFd};
 use std::time::Instant;
 
 use rdma_safe::endpoint::Armed;
@@ -10,7 +9,7 @@ use rdma_safe::{
     WcStatus,
 };
 
-use crate::keepalive::{limit, periods};
+use crate::keepalive::{limit, periods, sleep_until};
 use crate::support::lab::Mode;
 use crate::support::{DEADLINE, Rdma, device, device_without_faults, error_of, filled, rounds, within_deadline};
 
@@ -153,12 +152,7 @@ fn a_service_that_sleeps_on_the_descriptor_wakes_when_a_keepalive_is_due() {
         if service.set.arm().unwrap() == Armed::Poll {
             continue;
         }
-        let due = service.set.keepalive_due().expect("endpoints with a keepalive");
-        let timeout = due.saturating_duration_since(Instant::now()).as_millis() as i32 + 1;
-        let fd = service.set.channel().unwrap().as_fd().as_raw_fd();
-        let mut fds = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one descriptor, which is open.
-        assert_ne!(unsafe { libc::poll(&mut fds, 1, timeout) }, -1);
+        sleep_until(service.set.keepalive_due(), service.set.channel().unwrap());
     };
     assert_eq!(key, dead);
     assert_lost(&done);
@@ -248,8 +242,7 @@ fn a_full_set_has_room_for_probes_and_refuses_another_endpoint() {
     let pd = rdma.pd();
     for receives in [Receives::Own, Receives::Pool] {
         let mut service = Service::new(&rdma, &pd, Mode::EXTENDED, receives, MEMBERS, false);
-        let spare = service.set.capacity();
-        let builder = rdma.endpoint(&pd).send_depth(spare).recv_depth(0).keepalive(limit(&rdma));
+        let builder = rdma.endpoint(&pd).send_depth(1).recv_depth(0).keepalive(limit(&rdma));
         let error = error_of(builder.build_in(&mut service.set));
         assert!(matches!(error, Error::EndpointSetFull { .. }), "{error}");
         // Endpoints without a keepalive in the same set are not checked.

@@ -214,7 +214,7 @@ fn is_listening(port: u16) -> bool {
     tables.iter().any(|table| fs::read_to_string(table).is_ok_and(|table| has_listener(&table, port)))
 }
 
-/// Whether an id of soft0 listens at a port, in any port space.
+/// Whether a listening socket of soft0 has a name that contains `part`.
 fn is_soft_listening(part: &str) -> bool {
     fs::read_to_string("/proc/net/unix").is_ok_and(|table| has_soft_listener(&table, part))
 }

@@ -11,8 +11,8 @@ use clap::ValueEnum;
 use crate::test::{ALL_MODES, SCALE};
 use crate::{process, softroce};
 
-/// Repeats tests for hours: seeds of packet loss, floods, states of connections, programs of Debian, guests, Miri; and tests the
-/// tests with mutants
+/// Repeats tests for hours: seeds of packet loss, floods, states of connections, programs from Debian's packages, guests, Miri; and
+/// tests the tests with mutants
 ///
 /// `cargo xtask test --full` runs fewer rounds of these, Miri with one interface for each test, and no mutants. Every part
 /// runs, even after a failure. The exit status is the status of the first failed part.
@@ -47,7 +47,7 @@ enum Part {
     Floods,
     /// More states and random runs of soft0's connection manager, and more hostile messages
     Explore,
-    /// Programs of Debian on soft0
+    /// Programs from Debian's packages on soft0
     Foreign,
     /// The device tests in a SoftRoCE guest
     Guests,

@@ -400,7 +400,7 @@ impl<T: Outcome> fmt::Debug for Handshake<T> {
     }
 }
 
-/// The time in `timeout`, or in thirty years if the clock cannot represent it.
+/// The time after `timeout`, or after thirty years if the clock cannot represent it.
 fn deadline_after(timeout: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
     let now = Instant::now();

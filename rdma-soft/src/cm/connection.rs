@@ -24,7 +24,7 @@ pub enum Phase {
     Timewait(Ended),
 }
 
-/// How a connection has ended, which decides what late messages are answered with.
+/// How a connection has ended. This decides the answers to late messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ended {
     /// It was never established here or at the peer. A late REQ or REP gets the REJ that has ended the connection, if there was

@@ -35,7 +35,7 @@ impl Manager {
         self.send_until_answered(now, id, transaction, dreq);
     }
 
-    /// Ends a connection to a queue pair that the peer now uses for something else, so that the connection has ended there.
+    /// Ends a connection that has ended at the peer: the peer now uses the queue pair number for another connection.
     pub(super) fn end_stale(&mut self, now: Time, id: ConnectionId) {
         let failed = rejected(id, RejectReason::STALE_CONN, [0; 148]);
         match self.phase(id) {

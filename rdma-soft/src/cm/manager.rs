@@ -75,7 +75,7 @@ pub struct Manager {
     pub(super) timers: Timers,
     /// Ends of timewait of connections with a queue pair.
     pub(super) timewait: Timers,
-    /// Ends of timewait of requests that were rejected, so that no queue pair has ever been connected.
+    /// Ends of timewait of rejected requests, whose queue pairs were never connected.
     pub(super) rejected: Timers,
     /// Accepted connections that the peer has not answered, and when another connection may take their place.
     pub(super) half_open: Timers,

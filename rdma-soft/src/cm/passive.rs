@@ -11,7 +11,7 @@ use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
 use crate::wire::cm::{Answered, IpHeader, Message, Mra, Rej, RejectReason, Rep, Req, Rtu, timeout};
 
-/// Longest service timeout of a peer's MRA that is believed. It is the one of Linux. The field can hold more than two hours.
+/// Longest service timeout that is accepted from a peer's MRA: the one of Linux. The field can hold more than two hours.
 const LONGEST_SERVICE: Duration = Duration::from_millis(1 << 16);
 
 impl Manager {
@@ -146,7 +146,7 @@ impl Manager {
 
     pub(super) fn handle_rtu(&mut self, from: Peer, transaction: u64, rtu: &Rtu) {
         let Some(id) = self.find(from, rtu.remote_id, rtu.local_id) else {
-            // The peer believes in a connection of which this side knows nothing, for example since it was restarted.
+            // The peer has a connection that this side does not have, for example because this side was restarted.
             if !self.connections.contains_key(&rtu.remote_id) {
                 let answer = self.rej(rtu.remote_id, rtu.local_id, Answered::Other, RejectReason::INVALID_COMM_ID);
                 self.send(from, transaction, Message::Rej(answer));

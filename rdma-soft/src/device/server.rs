@@ -258,7 +258,7 @@ enum Woken {
 
 /// Descriptors that the thread waits for.
 struct WaitSet {
-    /// The first is for wake-ups by the program, the next two are for the processes of this host (`Cma::host_fds`).
+    /// The first is for wake-ups by the program. The next two are for lookups of listeners and for the ends of peer processes.
     fds: Vec<libc::pollfd>,
     /// Index of the first descriptor of each link.
     links: Vec<usize>,

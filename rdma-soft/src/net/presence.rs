@@ -1,7 +1,7 @@
 //! Watching the processes of same-host peers.
 //!
-//! A process that dies sends no message. So a process that has connections with another one holds a Unix socket that is connected
-//! to it, and the kernel reports its end at once. Only processes of one user watch each other, as with
+//! A process that dies sends no message. So two processes with connections to each other also connect Unix sockets, and the kernel
+//! reports the end of either process at once. Only processes of one user watch each other, as with
 //! [shared memory](super::shm).
 //!
 //! Each process listens at a name in the abstract namespace: the GUID of its device. The GUID is random and new for each process, and

@@ -1,4 +1,4 @@
-//! Invariants of every state, and of quiescent states, in which nothing is left to happen.
+//! Invariants of every state, and of quiescent states.
 
 use rdma_soft::cm::{Negotiated, Phase};
 
@@ -33,7 +33,7 @@ pub(crate) fn are_peers(a: &Negotiated, b: &Negotiated) -> bool {
     is_end(a, b) && is_end(b, a)
 }
 
-/// Whether nothing happens any more unless a program wants it.
+/// Whether no packet, timer or mandatory step is left.
 pub(crate) fn is_quiescent(world: &World, state: &State) -> bool {
     !state.has_packets()
         && [0, 1].into_iter().all(|host| {

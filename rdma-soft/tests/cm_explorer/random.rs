@@ -21,17 +21,17 @@ const MOST_LOSSES: u8 = 5;
 /// Longest time that a packet stays in the network: less than half of timewait.
 const LONGEST_DELAY: Duration = Duration::from_millis(480);
 
-/// Longest time from the last thing that a program or a fault does until nothing happens any more: a REQ, a REP and a DREQ with all
-/// their retransmissions, also those that MRAs permit, and timewait.
+/// Longest time from the last stimulus, a program's step or a crash, until no event is left: a REQ, a REP and a DREQ with all their
+/// retransmissions, also those that MRAs permit, and timewait.
 const LONGEST_END: Duration = Duration::from_secs(30 * 60);
 
-/// Something that happens at some time.
+/// An event at some time.
 #[derive(Debug)]
 enum Event {
     Arrive(Packet),
-    /// The program of a host, of an incarnation, thinks about a connection that was in a stage.
-    Think(u8, u8, ConnectionId, Stage),
-    ThinkOfLookup(u8, u8, ConnectionId),
+    /// The program decides about a connection: host, incarnation, connection and its stage. Void if one of them has changed.
+    Decide(u8, u8, ConnectionId, Stage),
+    DecideLookup(u8, u8, ConnectionId),
     Start(u8),
     Wake(u8),
     Crash(u8),
@@ -72,8 +72,8 @@ struct Run {
     events: BTreeMap<u64, Event>,
     number: u64,
     wakes: [Option<Time>; HOSTS as usize],
-    /// The stage in which the program thinks about each connection.
-    thoughts: HashMap<(u8, ConnectionId), Stage>,
+    /// Stage of each connection and lookup when its last decision was planned.
+    planned: HashMap<(u8, ConnectionId), Stage>,
     losses: HashMap<Packet, u8>,
     /// The last connection of each queue pair number.
     qpns: HashMap<(u8, u32), ConnectionId>,
@@ -99,7 +99,7 @@ impl Run {
             events: BTreeMap::new(),
             number: 0,
             wakes: [None; HOSTS as usize],
-            thoughts: HashMap::new(),
+            planned: HashMap::new(),
             losses: HashMap::new(),
             qpns: HashMap::new(),
             last_stimulus: Time(0),
@@ -133,7 +133,7 @@ impl Run {
         self.random.below(100) < percent
     }
 
-    /// Runs until nothing happens any more.
+    /// Runs until no event is left.
     fn run(&mut self) -> Result<Tally, String> {
         loop {
             while let Some(Reverse((at, number))) = self.queue.pop() {
@@ -176,12 +176,12 @@ impl Run {
             }
             Event::Crash(host) => {
                 (self.last_stimulus, self.tally.crashes) = (self.now, self.tally.crashes + 1);
-                self.thoughts.retain(|(of, _), _| *of != host);
+                self.planned.retain(|(of, _), _| *of != host);
                 self.wakes[usize::from(host)] = None;
                 self.step(host, Input::Crash, None)
             }
-            Event::Think(host, incarnation, id, stage) => self.think(host, incarnation, id, stage),
-            Event::ThinkOfLookup(number, incarnation, id) => {
+            Event::Decide(host, incarnation, id, stage) => self.decide(host, incarnation, id, stage),
+            Event::DecideLookup(number, incarnation, id) => {
                 let host = &self.hosts[usize::from(number)];
                 let at = host.lookups.iter().position(|lookup| lookup.id == id && !lookup.is_own);
                 let Some(index) = at.filter(|_| host.incarnation == incarnation) else { return Ok(()) };
@@ -191,7 +191,7 @@ impl Run {
         }
     }
 
-    fn think(&mut self, number: u8, incarnation: u8, id: ConnectionId, stage: Stage) -> Result<(), String> {
+    fn decide(&mut self, number: u8, incarnation: u8, id: ConnectionId, stage: Stage) -> Result<(), String> {
         let host = &self.hosts[usize::from(number)];
         let at = host.sessions.iter().position(|session| session.id == id && session.stage == stage);
         let Some(index) = at.filter(|_| host.incarnation == incarnation) else { return Ok(()) };
@@ -209,7 +209,7 @@ impl Run {
         self.last_stimulus = self.now;
         self.tally.established += u64::from(op == Op::Establish);
         self.tally.refused += u64::from(op == Op::Reject);
-        self.thoughts.remove(&(number, id));
+        self.planned.remove(&(number, id));
         self.step(number, Input::Program(index as u8, op), None)
     }
 
@@ -224,23 +224,23 @@ impl Run {
         sent.into_iter().for_each(|packet| self.send(packet));
         let host = &self.hosts[usize::from(number)];
         let wake = host.manager.wake_at();
-        let (incarnation, mut thoughts) = (host.incarnation, Vec::new());
+        let (incarnation, mut decisions) = (host.incarnation, Vec::new());
         for session in &host.sessions {
-            let old = self.thoughts.insert((number, session.id), session.stage);
+            let old = self.planned.insert((number, session.id), session.stage);
             if old != Some(session.stage) {
-                thoughts.push(Event::Think(number, incarnation, session.id, session.stage));
+                decisions.push(Event::Decide(number, incarnation, session.id, session.stage));
             }
             let last = session.qpn.and_then(|qpn| self.qpns.insert((number, qpn), session.id));
             self.tally.reused += u64::from(last.is_some_and(|last| last != session.id));
         }
         for lookup in host.lookups.iter().filter(|lookup| !lookup.is_own) {
-            if self.thoughts.insert((number, lookup.id), Stage::Requested).is_none() {
-                thoughts.push(Event::ThinkOfLookup(number, incarnation, lookup.id));
+            if self.planned.insert((number, lookup.id), Stage::Requested).is_none() {
+                decisions.push(Event::DecideLookup(number, incarnation, lookup.id));
             }
         }
-        for thought in thoughts {
+        for decision in decisions {
             let most = if self.chance(4) { 40_000 } else { 300 };
-            self.plan_within(Duration::from_millis(most), thought);
+            self.plan_within(Duration::from_millis(most), decision);
         }
         if wake != self.wakes[usize::from(number)] {
             self.wakes[usize::from(number)] = wake;
@@ -337,7 +337,7 @@ impl Tally {
     }
 }
 
-/// Runs each seed of `seeds` that a thread with a number has to run.
+/// Runs this thread's share of the seeds.
 fn run_share(seeds: u64, thread: u64, threads: u64) -> Tally {
     let mut all = Tally::default();
     for seed in (1..=seeds).skip(thread as usize).step_by(threads as usize) {

@@ -18,16 +18,16 @@ pub(crate) struct Report {
     pub(crate) counterexample: Option<String>,
     pub(crate) states: usize,
     pub(crate) transitions: usize,
-    /// Steps of the longest shortest way to a state.
+    /// Depth of the search.
     pub(crate) depth: u32,
-    /// States in which nothing is left to happen and a connection is established, and without one.
+    /// Quiescent states with an established connection, and without one.
     pub(crate) quiescent: [usize; 2],
 }
 
-/// Each of so many states is followed until nothing happens any more.
+/// One in this many states is run until it is quiescent.
 const SETTLED: usize = 32;
 
-/// Most steps until nothing happens any more.
+/// Most steps until such a run is quiescent.
 const MOST_STEPS: usize = 200;
 
 /// A hasher for keys that are hashes.
@@ -60,7 +60,7 @@ pub(crate) fn search(name: &str, settings: Settings) -> Report {
     let (mut world, first) = World::new(settings);
     let mut report = Report { counterexample: None, states: 0, transitions: 0, depth: 0, quiescent: [0; 2] };
     let mut seen = HashSet::<u64, BuildHasherDefault<Same>>::default();
-    // For each state, the state before it and the step from that.
+    // For each state, its predecessor and the step from there.
     let mut ways: Vec<(u32, Action)> = vec![(0, Action::Lose(0))];
     let (mut state, mut next, mut code, mut actions) = (State::default(), State::default(), Vec::new(), Vec::new());
     first.encode(&mut code);
@@ -116,11 +116,10 @@ pub(crate) fn search(name: &str, settings: Settings) -> Report {
     report
 }
 
-/// Lets everything that is due happen, and no fault, from a state on: each packet arrives, then each program acts, then a timer
-/// expires.
+/// Runs a state without faults until it is quiescent: packets first, then programs, then timers.
 ///
 /// # Errors
-/// A text with the broken invariant, or that there is no end.
+/// A text with the broken invariant, or that the run does not end.
 fn settle(world: &mut World, from: &State) -> Result<(), String> {
     let mut state = from.clone();
     state.left = Faults::default();
@@ -140,7 +139,8 @@ fn settle(world: &mut World, from: &State) -> Result<(), String> {
             }
             _ => true,
         };
-        let action = *actions.iter().find(is_due).ok_or("nothing happens any more")?;
+        let action =
+            *actions.iter().find(is_due).ok_or("stuck: no step is possible, but the state is not quiescent")?;
         world.apply(&state, action, &mut next)?;
         check(world, &next)?;
         mem::swap(&mut state, &mut next);
@@ -148,7 +148,7 @@ fn settle(world: &mut World, from: &State) -> Result<(), String> {
     Err(format!("still busy after {MOST_STEPS} steps"))
 }
 
-/// Describes the way to the last state.
+/// Describes the steps to the last state.
 fn trace(world: &mut World, first: State, ways: &[(u32, Action)]) -> String {
     let mut actions = Vec::new();
     let mut number = ways.len() - 1;

@@ -24,17 +24,17 @@ pub(crate) struct Settings {
     pub(crate) is_eager: bool,
     /// Whether the programs look up services instead of connecting.
     pub(crate) looks_up: bool,
-    /// Whether a program may do something in its place, besides what it must do.
+    /// Whether a program may take a step in a stage.
     pub(crate) may: fn(Stage, Op) -> bool,
     pub(crate) faults: Faults,
     /// Whether every connection must be established. Then programs are quick, and timers expire in the order of their times.
     pub(crate) must_connect: bool,
 }
 
-/// A packet in flight, and the bits of the timewaits that it blocks, because it leaves the network before they end.
+/// A packet in flight, and the timewaits that cannot end before it has left the network, as bits.
 ///
-/// A timewait is longer than a packet and its answer stay in the network. So a packet blocks a timewait that has begun since the
-/// packet was sent (lower half). A packet that was sent while such a packet was in flight blocks it, too (upper half).
+/// A timewait lasts longer than a packet and the reply to it stay in the network. So a packet blocks each timewait that has begun
+/// since it was sent (lower half). A packet that was sent while such a packet was in flight blocks the timewait, too (upper half).
 pub(crate) type Flying = (u32, u64);
 
 const LOWER_HALF: u64 = 0xffff_ffff;
@@ -87,7 +87,7 @@ pub(crate) enum Action {
 #[derive(Debug)]
 pub(crate) struct HostInfo {
     pub(crate) host: Rc<Host>,
-    /// What the program must do at some time.
+    /// Steps that the program must take at some time.
     pub(crate) mandatory: Vec<Input>,
     pub(crate) optional: Vec<Input>,
     /// Timers, with the bits of their timewaits.
@@ -105,7 +105,7 @@ pub(crate) struct Connection {
     pub(crate) negotiated: Negotiated,
 }
 
-/// What a host does with an input.
+/// The state of a host after an input, and the packets that it sends.
 #[derive(Debug)]
 struct Outcome {
     host: u32,
@@ -179,7 +179,7 @@ impl World {
         number
     }
 
-    /// Everything that can happen next, except losses, duplicates, delays and crashes.
+    /// All possible next steps except losses, duplicates, delays and crashes.
     pub(crate) fn steps(&self, state: &State, actions: &mut Vec<Action>) {
         let heads = [0, 1].into_iter().filter_map(|host| Some((host, state.links[usize::from(host)].first()?)));
         actions.extend(heads.map(|(host, (packet, _))| Action::Arrive(host, *packet)));
@@ -202,9 +202,9 @@ impl World {
         }
     }
 
-    /// The losses, duplicates, delays and crashes that can happen next.
+    /// All losses, duplicates, delays and crashes that are possible next.
     ///
-    /// They happen to the packet that would arrive next. Before that, nobody could notice them.
+    /// Only the next packet to arrive is lost, duplicated or delayed. Earlier, a fault would change nothing that a host can see.
     pub(crate) fn faults(&self, state: &State, actions: &mut Vec<Action>) {
         for host in [0, 1] {
             if !state.links[usize::from(host)].is_empty() {

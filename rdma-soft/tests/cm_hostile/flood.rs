@@ -172,7 +172,7 @@ fn forged(random: &mut Random, sources: Sources, is_lookup: bool) -> (Peer, [u8;
     (from, Mad { transaction: random.next(), message }.encode())
 }
 
-/// Floods a server for `before` until clients come, one after the other. Returns the longest time that one of them needed.
+/// Floods a server. Clients connect one after the other, each `before` after the last one. Returns the longest time of a client.
 fn flood(sources: Sources, service: Service, is_lookup: bool, config: Config, before: Duration) -> Duration {
     let clients = if scale() == Scale::Soak { 200 } else { 4 };
     let (mut random, started) = (Random(1), heap::bytes());

@@ -131,7 +131,7 @@ impl Session {
         matches!(self.stage, Stage::Ended { .. })
     }
 
-    /// Whether the program must do something with the connection at some time.
+    /// Whether the program must take a step with the connection at some time.
     pub(crate) fn is_answer_due(&self) -> bool {
         self.is_ended() || matches!(self.stage, Stage::Requested | Stage::Replied)
     }
@@ -237,7 +237,7 @@ impl Host {
         Ok(sent)
     }
 
-    /// Lets all timers expire and no MAD arrive. In bounded time the manager has no timer, and the program waits for nothing.
+    /// Checks that all timers expire without any MAD: in bounded time none is left, and the program waits for no event.
     ///
     /// # Errors
     /// A text with the broken rule.
@@ -271,7 +271,7 @@ impl Host {
         Ok(())
     }
 
-    /// Lets the timers expire that have expired at a time, and returns the MADs that the host sends.
+    /// Handles the timers that have expired by `now`, and returns the packets that the host sends.
     ///
     /// # Errors
     /// A text that says which rule the manager has broken.

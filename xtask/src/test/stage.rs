@@ -37,7 +37,7 @@ pub(super) enum Stage {
     Miri,
     /// Safe programs over soft0 under ThreadSanitizer and AddressSanitizer
     Sanitize,
-    /// Programs of Debian's packages on soft0, such as UCX, perftest and fio; downloads them
+    /// Programs from Debian's packages on soft0, such as UCX, perftest and fio; downloads them
     Foreign,
     /// Tests between two hosts, each a guest
     Hosts,

@@ -38,8 +38,8 @@ const MAX_RESERVE: u32 = 1 << 16;
 
 /// Number of entries to request for the work of endpoints and for probes, from a device that supports `max`.
 ///
-/// The queue is twice as large as `capacity`. Each endpoint needs at least one of the entries for work, so the other half has an
-/// entry for each probe.
+/// The queue has as many entries for probes as for work, up to [`MAX_RESERVE`]. Each endpoint needs at least one of those for work,
+/// so up to this limit the others suffice for a probe of each.
 pub(super) fn with_probes(capacity: u32, max: u32) -> u32 {
     capacity + capacity.min(MAX_RESERVE).min(max.saturating_sub(capacity))
 }

@@ -79,7 +79,7 @@ unsafe fn resolve(
     if hints.ai_flags & RAI_NUMERICHOST != 0 {
         wanted.ai_flags |= libc::AI_NUMERICHOST;
     }
-    // The family of the hints is a wish unless this flag is set, but a name has no better one.
+    // Without `RAI_FAMILY` the family is only a preference. It is used here in any case.
     wanted.ai_family = match hints.ai_family {
         libc::AF_INET | libc::AF_INET6 => hints.ai_family,
         // A GID is written like an IPv6 address.

@@ -25,8 +25,10 @@ unsafe fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
     unsafe { core::slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec()
 }
 
-/// Reads connection parameters, or takes the defaults of librdmacm without them. `default` is for the value that stands for the
-/// maximum, with which both sides agree on as much as they can.
+/// Reads connection parameters. Null stands for the defaults of librdmacm.
+///
+/// `default` has the numbers of outstanding reads without parameters, and in place of `RDMA_MAX_RESP_RES` and
+/// `RDMA_MAX_INIT_DEPTH` (255).
 ///
 /// # Errors
 /// `EINVAL` for more outstanding reads than the device supports.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::abi::errors::errno;
 
-/// Timeout of the address and the route, which librdmacm also uses.
+/// Timeout for resolving the address and the route, as in librdmacm.
 const TIMEOUT_MS: c_int = 2000;
 
 /// Creates a synchronous id for a resolved address: `rdma_create_ep(3)`.

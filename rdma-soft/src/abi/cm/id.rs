@@ -37,7 +37,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
     drop(unsafe { Box::from_raw(channel.cast::<ChannelObject>()) });
 }
 
-/// Creates an id: `rdma_create_id(3)`. Without a channel it gets one of its own, and its calls wait for their events.
+/// Creates an id: `rdma_create_id(3)`. Without a channel, its calls wait for their events.
 pub unsafe extern "C" fn rdma_create_id(
     channel: *mut rdma_event_channel,
     id: *mut *mut rdma_cm_id,

@@ -16,9 +16,9 @@ pub(super) struct IdObject {
     pub(super) id: rdma_cm_id,
     /// Number of the id in the device.
     pub(super) number: u32,
-    /// Whether the id has a channel of its own, and its calls wait for their events.
+    /// Whether its calls wait for their events, which arrive on a channel that only this id uses.
     pub(super) is_synchronous: bool,
-    /// Whether the program was told that the connection has failed while its queue pair was prepared.
+    /// Whether `CONNECT_ERROR` was reported because the queue pair could not be connected.
     pub(super) has_failed: bool,
     /// Reads and atomics of the request or reply that the program accepts.
     pub(super) responder_resources: u8,
@@ -30,7 +30,7 @@ pub(super) struct IdObject {
     memberships: Mutex<Vec<Membership>>,
     /// Attributes of the queue pairs of requests: `rdma_create_ep(3)`.
     pub(super) request_attributes: Option<Box<ibv_qp_init_attr>>,
-    /// Private data that precedes that of the program: `ai_connect` of `rdma_getaddrinfo(3)`.
+    /// Private data to send before the private data of the program: `ai_connect` of `rdma_getaddrinfo(3)`.
     pub(super) connect_data: Vec<u8>,
 }
 

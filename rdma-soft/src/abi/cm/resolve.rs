@@ -12,7 +12,7 @@ use super::{address, result};
 use crate::device::{Core, device};
 use crate::transport::Time;
 
-/// Runs a call on an id with the device locked, and copies what has changed to its C structure.
+/// Runs a call on an id with the device locked, and copies the changed fields to its C structure.
 ///
 /// `ENXIO` if the device of the id was removed.
 ///

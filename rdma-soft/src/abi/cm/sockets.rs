@@ -7,7 +7,7 @@ use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ti
 
 use crate::abi::errors::Unsupported;
 
-/// Names rsockets as the reason, once.
+/// Prints once that rsockets are not supported.
 fn report() {
     static REPORTED: Once = Once::new();
     REPORTED.call_once(|| {

@@ -19,7 +19,7 @@ pub(super) fn address_vector(gid: [u8; 16], link: usize, traffic_class: u8) -> i
     ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() }
 }
 
-/// The phase of a connection as far as it decides which attributes are known.
+/// Which attributes of a connection are known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
     /// Nothing of the peer.
@@ -85,7 +85,7 @@ fn ready_to_receive(id: &Id, link: usize, of: &Negotiated) -> (ibv_qp_attr, u32)
         ah_attr: address_vector(id.remote_gid.unwrap_or_default(), link, of.traffic_class),
         path_mtu: ibv_mtu(of.mtu.into()),
         dest_qp_num: of.remote_qpn,
-        // The passive side needs it before it replies.
+        // On the passive side, `receive_psn` is not known before the reply.
         rq_psn: id.psn,
         max_dest_rd_atomic: of.responder_resources,
         min_rnr_timer: 0,

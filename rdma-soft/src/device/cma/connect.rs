@@ -14,7 +14,7 @@ use crate::wire::cm::{
     AdditionalInfo, IpHeader, Path, RejectReason, Rep, Req, SidrRep, SidrReq, SidrStatus, service_id,
 };
 
-/// ACK timeout of connections: 0.27 s, as in `ibv_modify_qp(3)`. Half of soft0's peers are on the same host.
+/// ACK timeout of connections, as in `ibv_modify_qp(3)`: 0.27 s. Most peers of soft0 are on the same host or network.
 const ACK_TIMEOUT: u8 = 16;
 
 /// LID of ports in requests on RoCE, which has no LIDs: `IB_LID_PERMISSIVE` of Linux.
@@ -274,7 +274,7 @@ impl Core {
     /// `EINVAL` without a connection.
     pub(crate) fn cm_disconnect(&mut self, number: u32, now: Time) -> Result<(), i32> {
         let (_, connection) = self.connected(number)?;
-        // As in Linux, it is no error if the connection has ended already.
+        // Disconnecting an ended connection is no error, as in Linux.
         _ = self.state.cma.manager.disconnect(now, connection);
         self.update_cm(now);
         Ok(())

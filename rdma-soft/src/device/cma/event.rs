@@ -71,7 +71,7 @@ impl EventChannel {
 }
 
 impl Cma {
-    /// Queues an event of an id at the channel of the id, or of the listener of a request.
+    /// Queues an event on the channel of its id. A request is queued on the channel of its listener.
     pub(super) fn push(&mut self, event: CmEvent) {
         let reporter = event.listener.unwrap_or(event.id);
         let channel = self.ids.get(reporter).map(|id| id.channel);

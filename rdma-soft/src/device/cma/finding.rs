@@ -14,7 +14,7 @@ use crate::net::presence::Process;
 use crate::transport::Time;
 use crate::wire::cm::{RejectReason, SidrStatus};
 
-/// Longest wait for a listener whose process does not run. As long as a request is retransmitted.
+/// Longest wait for a listener whose process does not run. On a network, a request is retransmitted for 24.5 s.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Interval between attempts if too many lookups wait for a listener, or if it may listen again.
@@ -119,8 +119,10 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a request that finds no listener is repeated: another id of this process is connected to the same port, perhaps of
-    /// another port space (`ib_send_bw -R -c UD`). The request began [`TIMEOUT`] before its deadline.
+    /// Whether to repeat a lookup that found no listener.
+    ///
+    /// True while another id of this process is connected to the same address and port, perhaps in another port space
+    /// (`ib_send_bw -R -c UD`). The first lookup was [`TIMEOUT`] before the deadline.
     fn may_listen_again(&self, number: u32, goal: &Goal, now: Time, deadline: Time) -> bool {
         let ids = &self.state.cma.ids;
         let Some(id) = ids.get(number) else { return false };
@@ -228,7 +230,7 @@ impl Core {
         }
     }
 
-    /// Reports that no request can be sent, as the peer itself would.
+    /// Reports that no request can be sent. Without a listener, it is the event that a rejection by the peer causes.
     fn report_nobody(&mut self, id: u32, error: &LookupError) {
         let is_datagram = self.state.cma.ids.get(id).is_some_and(Id::is_datagram);
         let (kind, status, parameters) = match error {

@@ -15,7 +15,7 @@ pub(crate) enum Phase {
     RouteResolved,
     /// A lookup in the directory of listeners precedes the request.
     Finding,
-    /// The id has a connection or has looked up a service, from the request on.
+    /// A REQ or SIDR_REQ was sent or received.
     Connect,
     Listening,
     /// The device was removed.
@@ -28,7 +28,7 @@ pub(crate) struct Id {
     pub(crate) space: u16,
     /// Channel that its events go to.
     pub(crate) channel: u32,
-    /// Address of its C object, 0 until the program has read the request that it came with.
+    /// Address of its C object. For the id of a request, 0 until the program reads the event.
     pub(crate) object: usize,
     pub(crate) phase: Phase,
     pub(crate) source: SocketAddr,
@@ -46,7 +46,7 @@ pub(crate) struct Id {
     pub(crate) listener: Option<ListenerId>,
     pub(crate) binding: Option<Binding>,
     pub(crate) options: Options,
-    /// Whether the program gets the events of the connection. It does not before it has answered the request.
+    /// Whether events of the connection are reported. For a request, false until the program accepts it.
     pub(crate) is_reported: bool,
     pub(crate) memberships: Vec<super::multicast::Membership>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     pub(crate) is_ipv6_only: bool,
     /// Vendor id and options of enhanced connection establishment that this side offers.
     pub(crate) local_ece: (u32, u32),
-    /// The same that the peer has offered.
+    /// Vendor id and options that the peer offers.
     pub(crate) remote_ece: (u32, u32),
     /// Q_Key of datagrams, 0 for the default one.
     pub(crate) qkey: u32,

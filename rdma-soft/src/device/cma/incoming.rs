@@ -19,7 +19,7 @@ impl Core {
             Event::Request { listener, id, header, request, peer } => {
                 let parameters = Parameters::Connected(Connected {
                     private_data: request.private_data[IpHeader::LEN..].to_vec(),
-                    // What one side serves is what the other side asks for.
+                    // The responder resources of one side are the initiator depth of the other.
                     responder_resources: request.initiator_depth,
                     initiator_depth: request.responder_resources,
                     flow_control: request.flow_control,

@@ -32,7 +32,7 @@ pub const fn service_port(service: u64) -> Option<(u16, u16)> {
 /// The destination port is in the service id of the message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpHeader {
-    /// Address and port of the sender. Only the address and the port of an IPv6 address are encoded.
+    /// Address and port of the sender. The scope and flow label of an IPv6 address are not encoded.
     pub source: SocketAddr,
     /// Address of the receiver.
     pub destination: IpAddr,

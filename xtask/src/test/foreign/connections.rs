@@ -28,7 +28,7 @@ struct Case {
     client: &'static str,
     start: Start,
     ends: Ends,
-    /// Bytes that one of them sends at least.
+    /// Minimum number of bytes that one of them must send.
     bytes: u64,
     /// What server and client write at the end. A server that is killed has not written its buffer.
     said: [&'static str; 2],
