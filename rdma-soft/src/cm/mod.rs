@@ -52,6 +52,7 @@ pub use connection::{Ended, Negotiated, Phase};
 pub use events::{Event, Failure, Transmit};
 pub use listeners::{ListenAddress, ListenerId};
 pub use manager::{Config, Manager};
+pub(crate) use timers::Timers;
 
 use std::net::IpAddr;
 

@@ -7,21 +7,21 @@ use crate::transport::Time;
 
 /// The timers of a manager.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Timers {
+pub(crate) struct Timers {
     by_time: BTreeSet<(Time, ConnectionId)>,
     by_id: BTreeMap<ConnectionId, Time>,
 }
 
 impl Timers {
     /// Sets the timer of a connection, in place of its current one.
-    pub(super) fn set(&mut self, id: ConnectionId, at: Time) {
+    pub(crate) fn set(&mut self, id: ConnectionId, at: Time) {
         self.clear(id);
         self.by_time.insert((at, id));
         self.by_id.insert(id, at);
     }
 
     /// Stops the timer of a connection. Returns whether there was one.
-    pub(super) fn clear(&mut self, id: ConnectionId) -> bool {
+    pub(crate) fn clear(&mut self, id: ConnectionId) -> bool {
         match self.by_id.remove(&id) {
             Some(at) => self.by_time.remove(&(at, id)),
             None => false,
@@ -29,7 +29,7 @@ impl Timers {
     }
 
     /// The earliest timer.
-    pub(super) fn first(&self) -> Option<(Time, ConnectionId)> {
+    pub(crate) fn first(&self) -> Option<(Time, ConnectionId)> {
         self.by_time.first().copied()
     }
 

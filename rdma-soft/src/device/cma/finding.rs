@@ -1,13 +1,13 @@
 //! Finding the device of a listener on this host, before a request is sent to it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use rdma_sys::*;
 
 use super::event::{CmEvent, Connected, Datagram, Parameters};
 use super::id::{ConnectParameters, Id, Phase};
-use crate::cm::Peer;
+use crate::cm::{Peer, Timers};
 use crate::device::{Core, gid};
 use crate::net::directory::{Lookup, LookupError};
 use crate::net::presence::Process;
@@ -32,7 +32,7 @@ pub(super) struct Findings {
     by_id: HashMap<u32, Finding>,
     /// Ids by lookup.
     by_lookup: HashMap<u64, u32>,
-    timers: BTreeSet<(Time, u32)>,
+    timers: Timers,
 }
 
 struct Finding {
@@ -40,7 +40,8 @@ struct Finding {
     lookup: Option<Lookup>,
     goal: Goal,
     deadline: Time,
-    timer: Time,
+    /// Until when a listener that has closed may listen again.
+    listens_again: Time,
 }
 
 /// The device of a listener on this host.
@@ -60,14 +61,14 @@ pub(super) enum Goal {
 
 impl Findings {
     pub(super) fn wake_at(&self) -> Option<Time> {
-        self.timers.first().map(|(at, _)| *at)
+        self.timers.first().map(|(at, _)| at)
     }
 
-    fn add(&mut self, id: u32, finding: Finding) {
+    fn add(&mut self, id: u32, finding: Finding, timer: Time) {
         if let Some(lookup) = &finding.lookup {
             self.by_lookup.insert(lookup.number(), id);
         }
-        self.timers.insert((finding.timer, id));
+        self.timers.set(id, timer);
         self.by_id.insert(id, finding);
     }
 
@@ -78,7 +79,7 @@ impl Findings {
 
     fn take(&mut self, id: u32) -> Option<Finding> {
         let finding = self.by_id.remove(&id)?;
-        self.timers.remove(&(finding.timer, id));
+        self.timers.clear(id);
         if let Some(lookup) = &finding.lookup {
             self.by_lookup.remove(&lookup.number());
         }
@@ -87,49 +88,66 @@ impl Findings {
 }
 
 impl Core {
-    /// Looks up the device of a listener on this host, for at most `timeout`.
+    /// Looks up the device of a listener on this host, for at most `timeout`. An event reports the result.
     ///
     /// # Errors
-    /// The errno of a failed system call.
+    /// `EOPNOTSUPP` without a directory.
     pub(super) fn find_listener(&mut self, number: u32, goal: Goal, timeout: Duration, now: Time) -> Result<(), i32> {
-        self.continue_finding(number, goal, now, now + timeout)
-    }
-
-    fn continue_finding(&mut self, number: u32, goal: Goal, now: Time, deadline: Time) -> Result<(), i32> {
-        let cma = &mut self.state.cma;
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
-        let directory = cma.directory.as_ref().ok_or(libc::EOPNOTSUPP)?;
-        let destination = id.destination.ok_or(libc::EINVAL)?;
-        let (lookup, timer) = match directory.lookup(id.space, destination.ip(), destination.port()) {
-            Ok(lookup) => (Some(lookup), deadline),
-            Err(LookupError::Busy) => (None, deadline.min(now + RETRY_INTERVAL)),
-            Err(LookupError::System { source, .. }) => return Err(source.raw_os_error().unwrap_or(libc::EIO)),
-            Err(LookupError::NobodyListens) if self.may_listen_again(number, &goal, now, deadline) => {
-                (None, now + RETRY_INTERVAL)
-            }
-            Err(error) => {
-                self.finish_without_listener(number, &goal, &error);
-                return Ok(());
-            }
-        };
-        let cma = &mut self.state.cma;
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
-        id.phase = Phase::Finding;
-        cma.findings.add(number, Finding { lookup, goal, deadline, timer });
+        if self.state.cma.directory.is_none() {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let finding = Finding { lookup: None, goal, deadline: now + timeout, listens_again: now + LISTENS_AGAIN };
+        self.continue_finding(number, finding, now);
         Ok(())
     }
 
-    /// Whether to repeat a lookup that found no listener.
+    fn continue_finding(&mut self, number: u32, finding: Finding, now: Time) {
+        let cma = &mut self.state.cma;
+        let Some(Id { space, destination: Some(to), phase, .. }) = cma.ids.get_mut(number) else { return };
+        let Some(directory) = &cma.directory else { return };
+        *phase = Phase::Finding;
+        match directory.lookup(*space, to.ip(), to.port()) {
+            Ok(lookup) => {
+                let timer = finding.deadline;
+                cma.findings.add(number, Finding { lookup: Some(lookup), ..finding }, timer);
+            }
+            Err(error) => self.handle_no_listener(number, finding, &error, now),
+        }
+    }
+
+    /// Repeats a lookup that has found nobody, if there may be a listener later. Otherwise it ends.
+    fn handle_no_listener(&mut self, number: u32, finding: Finding, error: &LookupError, now: Time) {
+        let is_repeated = match error {
+            LookupError::Busy => true,
+            LookupError::NobodyListens => now < finding.listens_again && self.may_listen_again(number, &finding.goal),
+            _ => false,
+        };
+        if is_repeated {
+            let timer = finding.deadline.min(now + RETRY_INTERVAL);
+            return self.state.cma.findings.add(number, Finding { lookup: None, ..finding }, timer);
+        }
+        match finding.goal {
+            Goal::Connect(_) => {
+                if let Some(id) = self.state.cma.ids.get_mut(number) {
+                    id.phase = Phase::Connect;
+                }
+                self.report_nobody(number, error);
+            }
+            // The request looks the listener up again, and reports the error.
+            Goal::Route => self.finish_route(number),
+        }
+    }
+
+    /// Whether a request that finds no listener may find one later.
     ///
     /// True while another id of this process is connected to the same address and port, perhaps in another port space
-    /// (`ib_send_bw -R -c UD`). The first lookup was [`TIMEOUT`] before the deadline.
-    fn may_listen_again(&self, number: u32, goal: &Goal, now: Time, deadline: Time) -> bool {
+    /// (`ib_send_bw -R -c UD`).
+    fn may_listen_again(&self, number: u32, goal: &Goal) -> bool {
         let ids = &self.state.cma.ids;
         let Some(id) = ids.get(number) else { return false };
-        let is_connected = |of: &Id| of.phase == Phase::Connect && of.connection.is_some();
+        let is_connected = |other: &Id| other.phase == Phase::Connect && other.connection.is_some();
         matches!(goal, Goal::Connect(_))
-            && now + TIMEOUT < deadline + LISTENS_AGAIN
-            && ids.iter().any(|(other, of)| other != number && of.destination == id.destination && is_connected(of))
+            && ids.iter().any(|(at, other)| at != number && other.destination == id.destination && is_connected(other))
     }
 
     /// Answers lookups of other processes, continues with the results of own lookups, and ends the connections of processes that
@@ -153,13 +171,7 @@ impl Core {
             });
             match result {
                 Ok(found) => self.finish_with_listener(number, finding.goal, found, now),
-                Err(LookupError::Busy) => self.retry_finding(number, finding, now),
-                Err(LookupError::NobodyListens)
-                    if self.may_listen_again(number, &finding.goal, now, finding.deadline) =>
-                {
-                    self.retry_finding(number, finding, now);
-                }
-                Err(error) => self.finish_without_listener(number, &finding.goal, &error),
+                Err(error) => self.handle_no_listener(number, finding, &error, now),
             }
         }
         self.update_cm(now);
@@ -169,7 +181,7 @@ impl Core {
         match goal {
             Goal::Connect(parameters) => {
                 if let Err(errno) = self.request(number, found.peer, Some(found.process), &parameters, now) {
-                    self.state.cma.push_plain(number, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
+                    self.end_finding(number, Phase::Connect, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
                 }
             }
             Goal::Route => {
@@ -182,51 +194,31 @@ impl Core {
         }
     }
 
-    fn finish_without_listener(&mut self, number: u32, goal: &Goal, error: &LookupError) {
-        match goal {
-            Goal::Connect(_) => {
-                if let Some(id) = self.state.cma.ids.get_mut(number) {
-                    id.phase = Phase::Connect;
-                }
-                self.report_nobody(number, error);
-            }
-            // The request looks the listener up again, and reports the error.
-            Goal::Route => self.finish_route(number),
+    /// Moves an id to a state, and reports an event.
+    fn end_finding(&mut self, number: u32, phase: Phase, kind: rdma_cm_event_type, status: i32) {
+        if let Some(id) = self.state.cma.ids.get_mut(number) {
+            id.phase = phase;
         }
+        self.state.cma.push_plain(number, kind, status);
     }
 
     pub(super) fn finish_route(&mut self, number: u32) {
-        if let Some(id) = self.state.cma.ids.get_mut(number) {
-            id.phase = Phase::RouteResolved;
-        }
-        self.state.cma.push_plain(number, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
-    }
-
-    fn retry_finding(&mut self, number: u32, finding: Finding, now: Time) {
-        if let Err(errno) = self.continue_finding(number, finding.goal, now, finding.deadline) {
-            self.state.cma.push_plain(number, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
-        }
+        self.end_finding(number, Phase::RouteResolved, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
     }
 
     /// Handles the timers of lookups that have expired.
     pub(super) fn expire_findings(&mut self, now: Time) {
-        while let Some((at, number)) = self.state.cma.findings.timers.first().copied().filter(|(at, _)| *at <= now) {
-            let Some(finding) = self.state.cma.findings.take(number) else {
-                self.state.cma.findings.timers.remove(&(at, number));
-                continue;
-            };
+        while let Some((_, number)) = self.state.cma.findings.timers.first().filter(|(at, _)| *at <= now) {
+            let Some(finding) = self.state.cma.findings.take(number) else { return };
             if finding.deadline > now {
-                self.retry_finding(number, finding, now);
+                self.continue_finding(number, finding, now);
                 continue;
             }
             let (phase, kind) = match finding.goal {
                 Goal::Route => (Phase::AddressResolved, RDMA_CM_EVENT_ROUTE_ERROR),
                 Goal::Connect(_) => (Phase::Connect, RDMA_CM_EVENT_UNREACHABLE),
             };
-            if let Some(id) = self.state.cma.ids.get_mut(number) {
-                id.phase = phase;
-            }
-            self.state.cma.push_plain(number, kind, -libc::ETIMEDOUT);
+            self.end_finding(number, phase, kind, -libc::ETIMEDOUT);
         }
     }
 
