@@ -23,7 +23,7 @@ const BACKLOG: u32 = 1024;
 /// Number of batches, and of connections in each.
 fn batches(rdma: &Rdma) -> (usize, usize) {
     match rdma.is_soft() {
-        true if rdma.loses_packets() => (2, 500),
+        true if rdma.loses_cm_messages() => (2, 500),
         true => (10, 1000),
         // Not more queue pairs than the device has. The device may be in an emulated guest.
         false => (4, 100),

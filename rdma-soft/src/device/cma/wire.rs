@@ -16,6 +16,9 @@ use crate::wire::{Header, Operation, Packet, Psn, Trailer, Transport};
 /// MADs that may arrive before they are handled. Further ones are dropped, and retransmitted by the peers.
 const MAX_ARRIVED: usize = 4096;
 
+/// MADs for which memory is kept.
+const USUAL_ARRIVED: usize = 64;
+
 /// How long the list of this host's addresses is used for MADs that arrive.
 const ADDRESSES_LIFETIME: Duration = Duration::from_secs(1);
 
@@ -82,6 +85,8 @@ impl Core {
             let peer = Peer { is_local: cma.host_addresses.contains(peer.address, now), ..peer };
             cma.manager.handle(now, peer, &mad);
         }
+        // A burst leaves no memory behind.
+        arrived.shrink_to(USUAL_ARRIVED);
         self.state.cma.arrived = arrived;
         self.state.cma.manager.expire(now);
         self.expire_findings(now);
