@@ -266,6 +266,9 @@ fn a_listener_holds_a_thousand_connections_and_ten_thousand_leak_nothing() {
             run(batch);
             if batch == 0 {
                 before = Some(Footprint::new(&rdma, server));
+                // The next requests would be connections of a server that has not measured yet.
+                peer::report("measured");
+                peer::wait_for("go on");
             }
         }
         let before = before.expect("a batch");
@@ -288,7 +291,10 @@ fn a_listener_holds_a_thousand_connections_and_ten_thousand_leak_nothing() {
             // Otherwise the C library counts the freed memory in its caches as allocated.
             let uncached = [("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")];
             let mut server = Peer::start_with(NAME, "server", &uncached);
-            let client = Peer::start_with(NAME, server.next_report(), &uncached);
+            let mut client = Peer::start_with(NAME, server.next_report(), &uncached);
+            let mut both = [&mut server, &mut client];
+            both.iter_mut().for_each(|peer| assert_eq!(peer.next_report(), "measured"));
+            both.iter_mut().for_each(|peer| peer.tell("go on"));
             client.expect_success();
             server.expect_success();
         }
