@@ -256,7 +256,10 @@ fn a_killed_peer_ends_the_connection() {
         thread::yield_now();
     }
     let flushed = connection.wait(DEADLINE).unwrap();
-    assert_eq!(flushed.status, WcStatus::WR_FLUSH_ERR);
+    assert!(flushed.status == WcStatus::WR_FLUSH_ERR && flushed.is_disconnected(), "{flushed:?}");
+    let failed = flushed.ok().err().expect("flushed work has failed");
+    assert!(failed.to_string().contains("the peer has ended the connection"), "{failed}");
+    assert_eq!(rdma_safe::Error::from(failed).connect_cause(), Some(&Cause::Disconnected));
     let error = failure(error_of(connection.wait(DEADLINE)));
     assert_eq!((error.step, error.cause), (Step::Transfer, Cause::Disconnected));
     assert!(error.to_string().ends_with("the peer has ended the connection; connect again to continue"), "{error}");

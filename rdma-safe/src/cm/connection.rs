@@ -67,13 +67,13 @@ impl Connection {
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
     pub fn is_connected(&mut self) -> Result<bool> {
-        self.side.is_connected(|| self.endpoint.flush())
+        self.side.is_connected(|ended_by| self.endpoint.flush(ended_by))
     }
 
     /// Waits until a piece of work has completed, for `timeout` at most, and watches for a disconnect.
     ///
-    /// If the peer disconnects, work in flight is returned as flushed. When none is left, the error is
-    /// [`Cause::Disconnected`]. It sleeps or spins like [`Endpoint::wait`], which does not notice a disconnect.
+    /// If the peer disconnects, work in flight is returned as flushed ([`Completion::is_disconnected`]). When none is left, the
+    /// error is [`Cause::Disconnected`]. It sleeps or spins like [`Endpoint::wait`], which does not notice a disconnect.
     ///
     /// # Errors
     /// [`CmError::Connect`](super::CmError::Connect) with [`Cause::Disconnected`] when the connection has ended and no
@@ -142,7 +142,7 @@ impl Connection {
     /// # Errors
     /// [`DisconnectError`], as with [`Connection::disconnect`].
     pub fn start_disconnect(mut self) -> Result<Handshake<Disconnected>, DisconnectError> {
-        let started = self.side.disconnect(|| self.endpoint.flush());
+        let started = self.side.disconnect(|ended_by| self.endpoint.flush(ended_by));
         let Connection { endpoint, side, timeout, .. } = self;
         match started {
             Ok(true) => Ok(Handshake::waiting(endpoint, side, Step::Disconnect, timeout)),

@@ -6,7 +6,7 @@ use super::attempt::Step;
 use super::connection::DisconnectError;
 use super::devices::require_device;
 use super::handshake::{Arrival, Handshake, Outcome, Progress};
-use super::side::{ConnectionEnd, Side};
+use super::side::{ConnectionEnd, EndedBy, Side};
 use super::{Address, Id, PrivateData};
 use crate::endpoint::{EndpointMut, Provisional};
 use crate::{Buffer, EndpointBuilder, EndpointKey, EndpointSet, Error, Result};
@@ -145,7 +145,7 @@ impl SetConnection {
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
     pub fn is_connected(&mut self, set: &mut EndpointSet) -> Result<bool> {
-        self.side.is_connected(|| flush(set, self.key))
+        self.side.is_connected(|ended_by| flush(set, self.key, ended_by))
     }
 
     /// Ends the connection, and removes the endpoint from its set like [`EndpointSet::remove`].
@@ -162,7 +162,7 @@ impl SetConnection {
     /// # Errors
     /// [`DisconnectError`], as with [`SetConnection::disconnect`].
     pub fn start_disconnect(mut self, set: &mut EndpointSet) -> Result<Handshake<SetDisconnected>, DisconnectError> {
-        let started = self.side.disconnect(|| flush(set, self.key));
+        let started = self.side.disconnect(|ended_by| flush(set, self.key, ended_by));
         let SetConnection { side, key, timeout, .. } = self;
         match started {
             Ok(is_waiting) => {
@@ -259,6 +259,6 @@ impl Handshake<SetDisconnected> {
 }
 
 /// Flushes all work of an endpoint, if the set still contains it.
-fn flush(set: &mut EndpointSet, key: EndpointKey) -> Result<()> {
-    set.endpoint(key).map_or(Ok(()), |mut endpoint| endpoint.flush())
+fn flush(set: &mut EndpointSet, key: EndpointKey, ended_by: EndedBy) -> Result<()> {
+    set.endpoint(key).map_or(Ok(()), |mut endpoint| endpoint.flush(ended_by))
 }

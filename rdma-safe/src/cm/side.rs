@@ -155,10 +155,14 @@ impl Side {
     }
 
     /// Whether the connection exists: neither end has ended it. If the peer has, calls `flush` and confirms the disconnect.
-    pub(super) fn is_connected(&mut self, mut flush: impl FnMut() -> Result<()>) -> Result<bool> {
+    pub(super) fn is_connected(&mut self, mut flush: impl FnMut(EndedBy) -> Result<()>) -> Result<bool> {
         while let Some(event) = self.id.channel().try_event()? {
             if is_disconnect(&event.kind) && !std::mem::replace(&mut self.ended, true) {
-                let flushed = flush();
+                let ended_by = match event.kind {
+                    EventKind::DeviceRemoval => EndedBy::Device,
+                    _ => EndedBy::Peer,
+                };
+                let flushed = flush(ended_by);
                 // If this fails, the peer is gone.
                 let _ = self.id.disconnect();
                 flushed?;
@@ -168,11 +172,11 @@ impl Side {
     }
 
     /// Starts to end the connection, unless it has ended. Calls `flush`, and returns whether the confirmation has to follow.
-    pub(super) fn disconnect(&mut self, mut flush: impl FnMut() -> Result<()>) -> Result<bool> {
+    pub(super) fn disconnect(&mut self, mut flush: impl FnMut(EndedBy) -> Result<()>) -> Result<bool> {
         if !self.is_connected(&mut flush)? {
             return Ok(false);
         }
-        flush()?;
+        flush(EndedBy::Program)?;
         self.id.disconnect().map_err(|error| self.call_failed(Step::Disconnect, error))?;
         Ok(true)
     }
@@ -186,6 +190,15 @@ impl Side {
     }
 }
 
+/// Who has ended a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum EndedBy {
+    Program,
+    Peer,
+    /// The device was removed.
+    Device,
+}
+
 /// An endpoint of a connection, on its own or in a set.
 pub(super) trait ConnectionEnd {
     fn address(&self) -> QueuePairAddress;
@@ -195,8 +208,13 @@ pub(super) trait ConnectionEnd {
     /// Starts or ends the keepalive, if the endpoint has one. A queue pair in RTS starts it by itself.
     fn set_keepalive(&mut self, is_on: bool);
 
+    fn note_peer_left(&mut self);
+
     /// Flushes all work.
-    fn flush(&mut self) -> Result<()> {
+    fn flush(&mut self, ended_by: EndedBy) -> Result<()> {
+        if ended_by == EndedBy::Peer {
+            self.note_peer_left();
+        }
         self.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))
     }
 }
@@ -218,6 +236,10 @@ macro_rules! impl_connection_end {
 
             fn set_keepalive(&mut self, is_on: bool) {
                 self.set_keepalive(is_on);
+            }
+
+            fn note_peer_left(&mut self) {
+                self.note_peer_left();
             }
         })+
     };

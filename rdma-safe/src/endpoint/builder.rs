@@ -531,6 +531,7 @@ impl<'a> EndpointBuilder<'a> {
                 pool: self.pool,
                 datagrams: slots,
                 keepalive: keepalive.map(Keepalive::new).map(Box::new),
+                peer_left: false,
                 destroyed: false,
             },
             pd: self.pd.clone(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::cm::{Cause, CmError, ConnectError, Step};
 use crate::{Buffer, CompletionError, PostError, WcFlags, WcStatus};
 
 /// Identifies posted work of one endpoint.
@@ -90,6 +91,9 @@ impl Extra {
     /// Marks `number` as the time limit of a keepalive that has failed, in milliseconds.
     const LOST: WcFlags = WcFlags::from_bits_retain(1 << 30);
 
+    /// Marks work that was flushed because the peer has ended the connection.
+    pub(super) const PEER_LEFT: Extra = Extra { flags: WcFlags::from_bits_retain(1 << 29), number: 0 };
+
     /// A connection was lost after this number of milliseconds.
     pub(super) const fn lost(millis: u32) -> Self {
         Extra { flags: Extra::LOST, number: millis }
@@ -107,6 +111,15 @@ impl Completion {
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
         if self.extra.flags.contains(WcFlags::WITH_IMM) { Some(u32::from_be(self.extra.number)) } else { None }
+    }
+
+    /// Whether the work was flushed because the peer has ended the connection: [`cm`](crate::cm).
+    ///
+    /// A normal end of a service that waits for messages: the posted receives come back, and none of them failed by itself.
+    /// As an [`Error`](crate::Error), such work has the cause [`Disconnected`](crate::cm::Cause::Disconnected).
+    #[must_use]
+    pub fn is_disconnected(&self) -> bool {
+        self.extra == Extra::PEER_LEFT
     }
 
     /// The value before an atomic operation, in host byte order; `None` for other and for failed work.
@@ -174,9 +187,16 @@ impl fmt::Display for FailedWork {
                 "{operation:?}: the peer exceeded its share of {share} waiting messages: it has more requests unanswered than the \
                  protocol allows, or EndpointBuilder::receive_share is too small"
             ),
+            _ if self.0.is_disconnected() => write!(f, "{operation:?}: {}", disconnected()),
             _ => write!(f, "{operation:?}: {}", self.error()),
         }
     }
+}
+
+/// The peer has ended the connection. The completion does not know the addresses.
+fn disconnected() -> CmError {
+    let (step, cause) = (Step::Transfer, Cause::Disconnected);
+    CmError::Connect(Box::new(ConnectError { step, cause, local: None, peer: None }))
 }
 
 impl fmt::Debug for FailedWork {
@@ -217,6 +237,7 @@ impl From<FailedWork> for crate::Error {
     fn from(failed: FailedWork) -> Self {
         match failed.0.connection_lost() {
             Some(lost) => lost.into(),
+            None if failed.0.is_disconnected() => disconnected().into(),
             None => failed.error().into(),
         }
     }

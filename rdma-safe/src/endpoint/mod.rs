@@ -118,6 +118,8 @@ struct Live {
     /// Headers, senders and address handles of a datagram endpoint.
     datagrams: Option<Box<datagram::DatagramSlots>>,
     keepalive: Option<Box<Keepalive>>,
+    /// The connection manager has told that the peer has ended the connection.
+    peer_left: bool,
     /// `qp` has been taken.
     destroyed: bool,
 }
@@ -211,6 +213,11 @@ impl<I: Interface> Endpoint<I> {
     /// Starts or ends the keepalive, as a connection manager requires.
     pub(crate) fn set_keepalive(&mut self, is_on: bool) {
         self.poster.set_keepalive(is_on);
+    }
+
+    /// The peer has ended the connection, so work that is flushed from now on has this cause.
+    pub(crate) fn note_peer_left(&mut self) {
+        self.poster.live.peer_left = true;
     }
 
     /// Destroys the queue pair and returns the buffers of all work that was not handed out, completed or not.

@@ -7,7 +7,7 @@ use super::ring::Kind;
 use super::work::{ATOMIC, Data, Verb};
 use super::{Poster, UnsignaledRun, Work};
 use crate::interface::Interface;
-use crate::{Inline, PostError, SendFlags, Sge, WcStatus, WorkRequest};
+use crate::{Inline, PostError, SendFlags, Sge, WorkRequest};
 
 /// The work requests of pending sends, whose buffers are in the ring. Allocated with the endpoint.
 pub(super) struct Pending {
@@ -43,9 +43,6 @@ impl<'a> WorkParts<'a> {
         WorkParts { verb: work.verb, imm: work.imm, flags: work.flags, inline }
     }
 }
-
-/// Outcome of work that was pending when its endpoint failed, and was never posted.
-const FLUSHED: Outcome = Outcome { status: WcStatus::WR_FLUSH_ERR, ..Outcome::DONE };
 
 impl Pending {
     /// `None` if no sends may be pending.
@@ -172,7 +169,7 @@ impl<I: Interface> Poster<I> {
     #[cold]
     #[inline(never)]
     pub(super) fn flush_pending(&mut self) {
-        self.live.sends.complete_pending(FLUSHED);
+        self.live.sends.complete_pending(Outcome::flushed(self.live.peer_left));
     }
 }
 

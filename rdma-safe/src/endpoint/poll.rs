@@ -395,11 +395,11 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
 #[cold]
 #[inline(never)]
 pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkCompletion<'_>) -> Result<(), PollError> {
-    let Live { sends, receives, pool, datagrams, keepalive, .. } = live;
+    let Live { sends, receives, pool, datagrams, keepalive, peer_left, .. } = live;
     let header = if datagrams.is_some() { Grh::LEN as u32 } else { 0 };
     let id = found.wr_id();
     let status = found.status();
-    let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found));
+    let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found, *peer_left));
     let known = if let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(id)) {
         slow.completion = slab.take(id).map(|mut buffer| {
             let outcome = failed.unwrap_or_else(|| arrived(&mut buffer, &found, header));
@@ -478,8 +478,18 @@ impl Outcome {
         operation: None,
     };
 
-    fn failed(found: &WorkCompletion<'_>) -> Self {
-        Outcome { status: found.status(), vendor_error: found.vendor_error(), ..Outcome::DONE }
+    fn failed(found: &WorkCompletion<'_>, peer_left: bool) -> Self {
+        let (status, vendor_error) = (found.status(), found.vendor_error());
+        match status {
+            WcStatus::WR_FLUSH_ERR => Outcome { vendor_error, ..Outcome::flushed(peer_left) },
+            _ => Outcome { status, vendor_error, ..Outcome::DONE },
+        }
+    }
+
+    /// Outcome of work that was not done because its endpoint has failed, or its peer has ended the connection.
+    pub(super) fn flushed(peer_left: bool) -> Self {
+        let extra = if peer_left { Extra::PEER_LEFT } else { Extra::NONE };
+        Outcome { status: WcStatus::WR_FLUSH_ERR, extra, ..Outcome::DONE }
     }
 
     pub(super) fn is_success(&self) -> bool {

@@ -27,6 +27,11 @@ impl EndpointMut<'_> {
         self.poster.set_keepalive(is_on);
     }
 
+    /// The peer has ended the connection, so work that is flushed from now on has this cause.
+    pub(crate) fn note_peer_left(&mut self) {
+        self.poster.live.peer_left = true;
+    }
+
     /// The address that a peer needs to connect to this endpoint: [`Endpoint::address`](crate::Endpoint::address).
     #[must_use]
     #[inline]

@@ -21,10 +21,10 @@ use crate::net::sockaddr::{from_bytes, to_bytes};
 use crate::net::unix;
 
 /// Version of the protocol: the answer, and the messages of the connection manager that follow.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 /// Oldest version whose clients understand this side.
-const OLDEST: u8 = 1;
+const OLDEST: u8 = 2;
 
 const MAGIC: [u8; 4] = *b"rdma";
 
@@ -76,7 +76,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(u64, Vec<IpAddr>), LookupError> {
     if [a, b, c, d] != MAGIC {
         return Err(LookupError::NobodyListens);
     }
-    if oldest > VERSION {
+    // Version 1 had no GUID.
+    if oldest > VERSION || version < OLDEST {
         return Err(LookupError::OtherVersion { version });
     }
     let addresses: Vec<IpAddr> = addresses

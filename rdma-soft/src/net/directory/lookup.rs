@@ -24,7 +24,7 @@ pub(crate) enum LookupError {
         /// User of that process.
         uid: libc::uid_t,
     },
-    /// The process that listens has a later protocol.
+    /// The process that listens has a protocol that this one does not know.
     #[error("the process that listens has version {version} of the protocol, and this one has {}", answer::VERSION)]
     OtherVersion {
         /// Its version.

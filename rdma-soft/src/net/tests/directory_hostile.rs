@@ -49,13 +49,15 @@ fn answered(client: &Directory, impostor: &Impostor, port: u16, bytes: &[u8]) ->
 fn garbage_and_other_versions_end_a_lookup() {
     let (client, port) = (Directory::new(1).unwrap(), new_port());
     let impostor = Impostor::at(&test_names::one(SPACE, port, ip(ADDRESS)));
-    let mut valid = b"rdma\x01\x01\x01\0 a GUID ".to_vec();
+    let mut valid = b"rdma\x02\x02\x01\0 a GUID ".to_vec();
     valid.extend("::ffff:127.9.9.9".parse::<std::net::Ipv6Addr>().unwrap().octets());
     assert_eq!(answered(&client, &impostor, port, &valid).unwrap(), ip("127.9.9.9"));
-    let later = answered(&client, &impostor, port, &[b"rdma\x09\x01", &valid[6..], &[5; 3000]].concat());
+    let later = answered(&client, &impostor, port, &[b"rdma\x09\x02", &valid[6..], &[5; 3000]].concat());
     assert_eq!(later.unwrap(), ip("127.9.9.9"), "a later version that this one understands");
-    let other = answered(&client, &impostor, port, &[b"rdma\x09\x02", &valid[6..]].concat());
-    assert!(matches!(other, Err(LookupError::OtherVersion { version: 9 })), "{other:?}");
+    for (start, version) in [(b"rdma\x09\x03", 9), (b"rdma\x01\x01", 1)] {
+        let other = answered(&client, &impostor, port, &[start, &valid[6..]].concat());
+        assert!(matches!(other, Err(LookupError::OtherVersion { version: of }) if of == version), "{other:?}");
+    }
     for garbage in [&b"x"[..], b"rdma", b"127.0.0.1", &[0xff; 1024], &[0; 60_000], &valid[..28]] {
         let result = answered(&client, &impostor, port, garbage);
         assert!(matches!(result, Err(LookupError::NobodyListens)), "{result:?}");
