@@ -92,6 +92,11 @@ fn run_one(test: &TestProgram, network: Network, args: &Args) -> Result<Report> 
     command.arg("--show-output").args(&args.arguments);
     command.env("RDMA_DEVICE", DEVICE).env("RDMA_REQUIRE_DEVICE", "1").env("RUST_BACKTRACE", "1");
     command.env_remove("RDMA_SOFT_FAULTS").env_remove("RDMA_SOFT_UDP");
+    if network.only_cm {
+        // These tests mostly wait for retransmissions.
+        let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+        command.env("RUST_TEST_THREADS", threads.to_string());
+    }
     let variables = network.variables();
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     let shown: String = variables.iter().map(|(name, value)| format!(" {name}={value}")).collect();
