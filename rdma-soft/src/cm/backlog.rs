@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::ConnectionId;
-use super::random::mix;
+use crate::random::mix;
 
 /// The requests and lookups of a listener that the program has not taken yet.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -44,7 +44,6 @@ mod listeners;
 mod lookup;
 mod manager;
 mod passive;
-mod random;
 mod timers;
 
 pub use backoff::Backoff;

@@ -9,7 +9,7 @@ use super::object::{IdObject, number};
 use super::resolve::update;
 use super::{qp, result};
 use crate::abi::limits::MAX_RD_ATOMIC;
-use crate::device::cma::ConnectParameters;
+use crate::device::cma::ConnectionParameters;
 use crate::device::device;
 use crate::wire::cm::RejectReason;
 
@@ -39,17 +39,17 @@ unsafe fn parameters(
     id: *mut rdma_cm_id,
     raw: *const rdma_conn_param,
     default: (u8, u8),
-) -> Result<ConnectParameters, c_int> {
+) -> Result<ConnectionParameters, c_int> {
     let object = id.cast::<IdObject>();
     // SAFETY: the caller passes a valid id.
     let (own_qp, connect_data) = unsafe { ((*id).qp, (*object).connect_data.clone()) };
-    let mut of = ConnectParameters {
+    let mut of = ConnectionParameters {
         private_data: connect_data,
         responder_resources: default.0,
         initiator_depth: default.1,
         retry_count: 7,
         rnr_retry_count: 7,
-        ..ConnectParameters::default()
+        ..ConnectionParameters::default()
     };
     if !raw.is_null() {
         // SAFETY: the caller passes valid parameters.

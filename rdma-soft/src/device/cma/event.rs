@@ -32,13 +32,13 @@ pub(crate) struct CmEvent {
 #[derive(Clone)]
 pub(crate) enum Parameters {
     None,
-    Connected(Connected),
+    Connected(ConnectionParameters),
     Datagram(Box<Datagram>),
 }
 
-/// Parameters of a connection: `struct rdma_conn_param`.
+/// Parameters of a connection, of this side or of the peer: `struct rdma_conn_param`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Connected {
+pub(crate) struct ConnectionParameters {
     pub(crate) private_data: Vec<u8>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,

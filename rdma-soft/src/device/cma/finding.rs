@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rdma_sys::*;
 
-use super::event::{CmEvent, Connected, Datagram, Parameters};
-use super::id::{ConnectParameters, Id, Phase};
+use super::event::{CmEvent, ConnectionParameters, Datagram, Parameters};
+use super::id::{Id, Phase};
 use crate::cm::{Peer, Timers};
 use crate::device::{Core, gid};
 use crate::net::directory::{Lookup, LookupError};
@@ -56,7 +56,7 @@ pub(super) enum Goal {
     /// The route to the peer.
     Route,
     /// A request, which the peer gets at once.
-    Connect(Box<ConnectParameters>),
+    Connect(Box<ConnectionParameters>),
 }
 
 impl Findings {
@@ -244,7 +244,7 @@ impl Core {
             }
             LookupError::NobodyListens | LookupError::Busy => {
                 let RejectReason(reason) = RejectReason::INVALID_SERVICE_ID;
-                let rejected = Connected { private_data: vec![0; 148], ..Connected::default() };
+                let rejected = ConnectionParameters { private_data: vec![0; 148], ..ConnectionParameters::default() };
                 (RDMA_CM_EVENT_REJECTED, reason.into(), Parameters::Connected(rejected))
             }
         };

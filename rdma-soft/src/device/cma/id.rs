@@ -66,19 +66,6 @@ pub(crate) struct Options {
     pub(crate) qkey: u32,
 }
 
-/// Parameters of `rdma_connect(3)` and `rdma_accept(3)`.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ConnectParameters {
-    pub(crate) private_data: Vec<u8>,
-    pub(crate) responder_resources: u8,
-    pub(crate) initiator_depth: u8,
-    pub(crate) flow_control: bool,
-    pub(crate) retry_count: u8,
-    pub(crate) rnr_retry_count: u8,
-    pub(crate) srq: bool,
-    pub(crate) qp_num: u32,
-}
-
 impl Id {
     pub(crate) fn new(space: u16, channel: u32, object: usize) -> Id {
         Id {

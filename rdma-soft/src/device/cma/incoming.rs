@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use rdma_sys::*;
 
 use super::attributes::address_vector;
-use super::event::{CmEvent, Connected, Datagram, Parameters};
+use super::event::{CmEvent, ConnectionParameters, Datagram, Parameters};
 use super::id::{Id, Options, Phase};
 use crate::cm::{ConnectionId, Event, Failure, ListenerId, Peer};
 use crate::device::{Core, gid};
@@ -17,7 +17,7 @@ impl Core {
     pub(super) fn handle_cm_event(&mut self, now: Time, event: Event) {
         match event {
             Event::Request { listener, id, header, request, peer } => {
-                let parameters = Parameters::Connected(Connected {
+                let parameters = Parameters::Connected(ConnectionParameters {
                     private_data: request.private_data[IpHeader::LEN..].to_vec(),
                     // The responder resources of one side are the initiator depth of the other.
                     responder_resources: request.initiator_depth,
@@ -49,7 +49,7 @@ impl Core {
                 if let Some(id) = self.cm_id_of(id) {
                     id.options.remote_ece = (reply.vendor_id, reply.ece_options);
                 }
-                let parameters = Connected {
+                let parameters = ConnectionParameters {
                     private_data: reply.private_data.to_vec(),
                     responder_resources: reply.initiator_depth,
                     initiator_depth: reply.responder_resources,
@@ -62,19 +62,20 @@ impl Core {
                 self.report(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, Parameters::Connected(parameters));
             }
             Event::Established { id } => {
-                let none = Parameters::Connected(Connected::default());
+                let none = Parameters::Connected(ConnectionParameters::default());
                 self.report(id, RDMA_CM_EVENT_ESTABLISHED, 0, none);
             }
             Event::Failed { id, failure: Failure::Unreachable } | Event::LookupUnreachable { id } => {
                 self.report(id, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT, Parameters::None);
             }
             Event::Failed { id, failure: Failure::Rejected { reason, private_data } } => {
-                let parameters = Connected { private_data: private_data.to_vec(), ..Connected::default() };
+                let parameters =
+                    ConnectionParameters { private_data: private_data.to_vec(), ..ConnectionParameters::default() };
                 self.report(id, RDMA_CM_EVENT_REJECTED, reason.0.into(), Parameters::Connected(parameters));
             }
             Event::Disconnected { id, is_confirmed } => {
                 let status = if is_confirmed { 0 } else { -libc::ETIMEDOUT };
-                let none = Parameters::Connected(Connected::default());
+                let none = Parameters::Connected(ConnectionParameters::default());
                 self.report(id, RDMA_CM_EVENT_DISCONNECTED, status, none);
             }
             Event::TimewaitExit { id } => self.report(id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Parameters::None),

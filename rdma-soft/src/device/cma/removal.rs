@@ -1,30 +1,13 @@
-//! Ends of connections with their ids, and the removal of the device.
+//! Removal of the device.
 
 use rdma_sys::RDMA_CM_EVENT_DEVICE_REMOVAL;
 
 use super::Cma;
 use super::id::{Id, Phase};
-use crate::cm::ConnectionId;
 use crate::device::Core;
 use crate::transport::Time;
 
 impl Cma {
-    /// Ends the connection or the lookup of an id. After timewait another connection may have the same random number.
-    pub(super) fn release_connection(
-        &mut self,
-        now: Time,
-        id: u32,
-        connection: Option<ConnectionId>,
-        is_datagram: bool,
-    ) {
-        let Some(connection) = connection.filter(|of| self.by_connection.get(of) == Some(&id)) else { return };
-        self.by_connection.remove(&connection);
-        match is_datagram {
-            true => self.manager.release_lookup(now, connection),
-            false => self.manager.release(now, connection),
-        }
-    }
-
     /// Fails with `ENXIO` if the device of an id was removed.
     pub(crate) fn check_device(&self, number: u32) -> Result<(), i32> {
         match self.ids.get(number) {
