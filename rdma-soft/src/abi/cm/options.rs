@@ -19,7 +19,7 @@ unsafe fn change(id: *mut rdma_cm_id, change: impl FnOnce(&mut Id) -> Result<(),
     let number = unsafe { number(id) };
     let mut core = device.lock();
     core.state.cma.check_device(number)?;
-    core.state.cma.ids.get_mut(number).ok_or(libc::EINVAL).and_then(change)
+    core.state.cma.id_mut(number).and_then(change)
 }
 
 /// Reads an option value.

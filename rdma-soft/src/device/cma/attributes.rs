@@ -40,7 +40,7 @@ impl Core {
     pub(crate) fn cm_attributes(&self, number: u32, state: ibv_qp_state) -> Result<(ibv_qp_attr, u32), i32> {
         let cma = &self.state.cma;
         cma.check_device(number)?;
-        let id = cma.ids.get(number).ok_or(libc::EINVAL)?;
+        let id = cma.id(number)?;
         // The device of an id that is bound to all addresses is not known.
         let link = id.link.ok_or(libc::EINVAL)?;
         let connection = id.connection.filter(|_| !id.is_datagram());

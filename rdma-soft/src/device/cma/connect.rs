@@ -49,7 +49,7 @@ impl Cma {
 
     /// An id that has a connection or a lookup.
     fn connected(&self, number: u32) -> Result<(&Id, ConnectionId), i32> {
-        let id = self.ids.get(number).ok_or(libc::EINVAL)?;
+        let id = self.id(number)?;
         self.current(number, id.connection).map(|connection| (id, connection)).ok_or(libc::EINVAL)
     }
 
@@ -76,7 +76,7 @@ impl Core {
     /// # Errors
     /// `EINVAL` before the route is resolved and for too much private data, `ENOMEM` for too many connections.
     pub(crate) fn cm_connect(&mut self, number: u32, parameters: ConnectionParameters, now: Time) -> Result<(), i32> {
-        let id = self.state.cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let id = self.state.cma.id(number)?;
         let (Phase::RouteResolved, Some(destination), Some(link)) = (id.phase, id.destination, id.link) else {
             return Err(libc::EINVAL);
         };
@@ -114,7 +114,7 @@ impl Core {
         let mtu = mtu_code(self.links[to.link].socket.mtu()).0 as u8;
         let local_gid = gid(self.links[to.link].socket.address());
         let cma = &mut self.state.cma;
-        let id = cma.ids.get(number).ok_or(libc::EINVAL)?;
+        let id = cma.id(number)?;
         let destination = id.destination.ok_or(libc::EINVAL)?;
         let header = IpHeader { source: id.source, destination: destination.ip() }.encode();
         let service = service_id(id.space, destination.port());
@@ -166,7 +166,7 @@ impl Core {
         };
         let connection = connection.map_err(errno)?;
         cma.by_connection.insert(connection, number);
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let id = cma.id_mut(number)?;
         (id.connection, id.phase, id.link) = (Some(connection), Phase::Connect, Some(to.link));
         id.remote_gid = Some(gid(to.address));
         if let Some(process) = process {

@@ -105,6 +105,22 @@ impl Cma {
         self.has_work = true;
     }
 
+    /// Returns an id.
+    ///
+    /// # Errors
+    /// `EINVAL` if it does not exist.
+    pub(crate) fn id(&self, number: u32) -> Result<&Id, i32> {
+        self.ids.get(number).ok_or(libc::EINVAL)
+    }
+
+    /// Returns an id to change.
+    ///
+    /// # Errors
+    /// `EINVAL` if it does not exist.
+    pub(crate) fn id_mut(&mut self, number: u32) -> Result<&mut Id, i32> {
+        self.ids.get_mut(number).ok_or(libc::EINVAL)
+    }
+
     /// Adds an id, and chooses the packet sequence number at which its peer starts.
     pub(crate) fn add_id(&mut self, id: Id) -> u32 {
         let psn = self.draw_psn();

@@ -29,7 +29,7 @@ impl Core {
     pub(crate) fn cm_join(&mut self, number: u32, group: SocketAddr, receives: bool) -> Result<u32, i32> {
         let Core { state, links, .. } = self;
         let cma = &mut state.cma;
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let id = cma.id_mut(number)?;
         if !may_join(id) || !group.ip().is_multicast() {
             return Err(libc::EINVAL);
         }
@@ -58,7 +58,7 @@ impl Core {
     /// `EADDRNOTAVAIL` if the id is not a member.
     pub(crate) fn cm_leave(&mut self, number: u32, membership: u32) -> Result<(), i32> {
         let cma = &mut self.state.cma;
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let id = cma.id_mut(number)?;
         let at = id.memberships.iter().position(|of| of.number == membership).ok_or(libc::EADDRNOTAVAIL)?;
         id.memberships.remove(at);
         cma.remove_events(

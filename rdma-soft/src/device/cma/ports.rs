@@ -84,11 +84,11 @@ impl Ports {
         Ok(Binding::Claimed { space, port, addresses })
     }
 
-    /// Lets lookups find a claimed port. Returns its port space, port and addresses.
+    /// Lets lookups find a claimed port. Returns its addresses.
     ///
     /// # Errors
     /// `EADDRINUSE` if other ids share the port, `EINVAL` for the local end of a connection.
-    pub(super) fn listen(&mut self, binding: &Binding) -> Result<(u16, u16, ListenAddress), i32> {
+    pub(super) fn listen(&mut self, binding: &Binding) -> Result<ListenAddress, i32> {
         let Binding::Claimed { space, port, addresses } = binding else { return Err(libc::EINVAL) };
         let of = self.claimed.get_mut(&(*space, *port)).into_iter().flatten().find(|of| of.addresses == *addresses);
         let of = of.ok_or(libc::EINVAL)?;
@@ -97,7 +97,7 @@ impl Ports {
         }
         of.claim.listen().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM))?;
         of.is_listening = true;
-        Ok((*space, *port, listen_address(*addresses)))
+        Ok(listen_address(*addresses))
     }
 
     /// Releases a port.
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(bind(false).err().map(|error| error.errno()), Some(libc::EADDRINUSE));
         assert_eq!(ports.listen(&a).err(), Some(libc::EADDRINUSE));
         ports.release(b);
-        assert_eq!(ports.listen(&a).map(|(_, port, _)| port), Ok(7471));
+        assert_eq!(ports.listen(&a), Ok(ListenAddress::One(at.ip())));
         assert!(ports.claim(&directory, 0x106, at, true, false).is_err(), "it listens");
         assert!(ports.has_listener(0x106, at) && !ports.has_listener(0x111, at));
         ports.release(a);
