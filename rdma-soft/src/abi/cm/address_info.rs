@@ -1,6 +1,6 @@
 //! Names of hosts and services.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 
 use libc::{addrinfo, sockaddr};
@@ -98,7 +98,7 @@ unsafe fn resolve(
     unsafe {
         let first = &*found;
         let (address, len) = (copy(first.ai_addr, first.ai_addrlen as usize), first.ai_addrlen);
-        let name = if first.ai_canonname.is_null() { null_mut() } else { copy_string(first.ai_canonname) };
+        let name = if first.ai_canonname.is_null() { null_mut() } else { libc::strdup(first.ai_canonname) };
         made.ai_family = first.ai_family;
         match is_passive {
             true => (made.ai_src_addr, made.ai_src_len, made.ai_src_canonname) = (address, len, name),
@@ -149,13 +149,6 @@ unsafe fn copy(from: *const sockaddr, len: usize) -> *mut sockaddr {
         unsafe { to.copy_from_nonoverlapping(from.cast(), len) };
     }
     to.cast()
-}
-
-/// # Safety
-/// `from` is a string.
-unsafe fn copy_string(from: *const c_char) -> *mut c_char {
-    // SAFETY: the caller passes a string.
-    unsafe { libc::strdup(CStr::from_ptr(from).as_ptr()) }
 }
 
 /// Frees the result of [`rdma_getaddrinfo`]: `rdma_freeaddrinfo(3)`.

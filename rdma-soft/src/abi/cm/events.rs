@@ -1,6 +1,6 @@
 //! Events of ids.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
 
 use rdma_sys::*;
@@ -198,4 +198,24 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
         acknowledge(device, reporter as usize);
     }
     0
+}
+
+/// Returns the name of a connection event: `rdma_event_str(3)`.
+pub unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
+    macro_rules! names {
+        ($($name:ident)*) => {
+            match event {
+                $($name => concat!(stringify!($name), "\0"),)*
+                _ => "UNKNOWN EVENT\0",
+            }
+        };
+    }
+    let name = names! {
+        RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED RDMA_CM_EVENT_ROUTE_ERROR
+        RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_RESPONSE RDMA_CM_EVENT_CONNECT_ERROR
+        RDMA_CM_EVENT_UNREACHABLE RDMA_CM_EVENT_REJECTED RDMA_CM_EVENT_ESTABLISHED RDMA_CM_EVENT_DISCONNECTED
+        RDMA_CM_EVENT_DEVICE_REMOVAL RDMA_CM_EVENT_MULTICAST_JOIN RDMA_CM_EVENT_MULTICAST_ERROR
+        RDMA_CM_EVENT_ADDR_CHANGE RDMA_CM_EVENT_TIMEWAIT_EXIT
+    };
+    name.as_ptr().cast()
 }

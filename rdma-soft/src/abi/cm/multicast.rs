@@ -8,7 +8,7 @@ use libc::sockaddr;
 use rdma_sys::*;
 
 use super::object::{IdObject, Membership, number};
-use super::{address, id::complete, result};
+use super::{address, id::finish, result};
 use crate::abi::{ibv_attach_mcast, ibv_detach_mcast};
 use crate::device::{device, gid as gid_of};
 
@@ -54,11 +54,8 @@ unsafe fn join(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void, r
             Ok(())
         })
     };
-    match result(joined) {
-        // SAFETY: as above.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
+    // SAFETY: as above.
+    unsafe { finish(id, joined) }
 }
 
 /// Attaches the queue pair of an id to a group that it has joined.

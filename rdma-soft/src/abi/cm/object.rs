@@ -1,6 +1,6 @@
-//! The memory of ids and event channels.
+//! The memory of ids and event channels, and calls that change it.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,8 @@ use rdma_sys::*;
 
 use super::address;
 use super::devices::shared;
-use crate::device::{Core, gid};
+use crate::device::{Core, device, gid};
+use crate::transport::Time;
 
 /// The memory of an `rdma_cm_id`, which is its first field.
 #[repr(C)]
@@ -144,4 +145,27 @@ pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) {
             ((*id).route.path_rec, (*id).route.num_paths) = (&raw mut (*object).path, 1);
         }
     }
+}
+
+/// Runs a call on an id with the device locked, at the current time, and copies the changed fields to its C structure.
+///
+/// `ENXIO` if the device of the id was removed.
+///
+/// # Safety
+/// The id is valid, and no other thread accesses its structure.
+pub(super) unsafe fn update(
+    id: *mut rdma_cm_id,
+    call: impl FnOnce(&mut Core, u32, Time) -> Result<(), c_int>,
+) -> Result<(), c_int> {
+    let device = device().ok_or(libc::ENODEV)?;
+    // SAFETY: the caller passes a valid id.
+    let number = unsafe { number(id) };
+    let mut core = device.lock();
+    let called = core.state.cma.check_device(number).and_then(|()| call(&mut core, number, device.now()));
+    // A peer in this process answers at once.
+    core.receive_own(device.now());
+    // SAFETY: as above.
+    unsafe { refresh(&core, id) };
+    device.unlock(core);
+    called
 }

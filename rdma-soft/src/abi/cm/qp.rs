@@ -50,7 +50,7 @@ pub(super) unsafe fn to_rts(id: *mut rdma_cm_id) -> Result<(), c_int> {
         modify(id, IBV_QPS_INIT, |_| {})?;
         modify(id, IBV_QPS_RTR, |attr| {
             attr.min_rnr_timer = MIN_RNR_TIMER;
-            attr.max_dest_rd_atomic = served.min(attr.max_dest_rd_atomic.max(served));
+            attr.max_dest_rd_atomic = served;
         })?;
         modify(id, IBV_QPS_RTS, |attr| attr.max_rd_atomic = attr.max_rd_atomic.min(asked))
     }
