@@ -57,7 +57,7 @@ pub(crate) struct Datagram {
     pub(crate) qp_num: u32,
     pub(crate) qkey: u32,
     /// Number of the membership whose join the event reports.
-    pub(crate) membership: u32,
+    pub(crate) membership: Option<u32>,
 }
 
 impl EventChannel {
@@ -94,6 +94,7 @@ impl Cma {
         if let Some(id) = event.listener.and_then(|_| self.ids.get_mut(event.id)) {
             // The listener may have moved to another channel since the request arrived.
             id.channel = number;
+            id.listener_of = None;
             if let Some(connection) = id.connection {
                 self.manager.take_request(connection);
             }

@@ -237,7 +237,7 @@ impl Core {
                     ah_attr: ibv_ah_attr::zeroed(),
                     qp_num: 0,
                     qkey: 0,
-                    membership: 0,
+                    membership: None,
                 };
                 let SidrStatus(status) = SidrStatus::UNSUPPORTED;
                 (RDMA_CM_EVENT_UNREACHABLE, status.into(), Parameters::Datagram(Box::new(service)))

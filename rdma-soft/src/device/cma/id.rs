@@ -44,6 +44,8 @@ pub(crate) struct Id {
     /// The connection or the lookup.
     pub(crate) connection: Option<ConnectionId>,
     pub(crate) listener: Option<ListenerId>,
+    /// The listening id of a request that the program has not read.
+    pub(super) listener_of: Option<u32>,
     pub(crate) binding: Option<Binding>,
     pub(crate) options: Options,
     /// Whether events of the connection are reported. For a request, false until the program accepts it.
@@ -81,6 +83,7 @@ impl Id {
             remote_gid: None,
             connection: None,
             listener: None,
+            listener_of: None,
             binding: None,
             options: Options::default(),
             is_reported: true,

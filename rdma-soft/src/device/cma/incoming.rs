@@ -40,7 +40,7 @@ impl Core {
                     ah_attr: ibv_ah_attr::zeroed(),
                     qp_num: 0,
                     qkey: 0,
-                    membership: 0,
+                    membership: None,
                 }));
                 self.add_request(now, listener, id, &header, request.service, peer, (0, 0), parameters);
             }
@@ -103,7 +103,7 @@ impl Core {
             ah_attr: address_vector(id.remote_gid.unwrap_or_default(), id.link.unwrap_or(0), id.options.tos),
             qp_num: reply.qpn,
             qkey: reply.qkey,
-            membership: 0,
+            membership: None,
         };
         let (kind, status) = match reply.status {
             SidrStatus::SUCCESS => (RDMA_CM_EVENT_ESTABLISHED, 0),
@@ -137,6 +137,7 @@ impl Core {
         id.source = SocketAddr::new(header.destination, port);
         id.destination = Some(header.source);
         id.remote_gid = Some(gid(peer.address));
+        id.listener_of = Some(number);
         id.is_reported = false;
         let id = cma.add_id(id);
         cma.by_connection.insert(connection, id);
@@ -148,12 +149,8 @@ impl Core {
     fn withdraw_request(&mut self, connection: ConnectionId) {
         let cma = &mut self.state.cma;
         let Some(id) = cma.by_connection.remove(&connection) else { return };
-        cma.ids.remove(id);
-        let listening: Vec<u32> = cma.by_listener.values().copied().collect();
-        for listener in listening {
-            if !cma.remove_events(listener, |event| event.id == id && event.listener.is_some()).is_empty() {
-                break;
-            }
+        if let Some(listener) = cma.ids.remove(id).and_then(|id| id.listener_of) {
+            cma.remove_events(listener, |event| event.id == id);
         }
     }
 }

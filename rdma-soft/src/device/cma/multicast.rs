@@ -46,7 +46,7 @@ impl Core {
             ah_attr: address_vector(gid(group.ip()), link, id.options.tos),
             qp_num: MULTICAST_QP,
             qkey: id.qkey(),
-            membership,
+            membership: Some(membership),
         }));
         cma.push(CmEvent { id: number, listener: None, kind: RDMA_CM_EVENT_MULTICAST_JOIN, status: 0, parameters });
         Ok(membership)
@@ -63,7 +63,7 @@ impl Core {
         id.memberships.remove(at);
         cma.remove_events(
             number,
-            |event| matches!(&event.parameters, Parameters::Datagram(of) if of.membership == membership),
+            |event| matches!(&event.parameters, Parameters::Datagram(of) if of.membership == Some(membership)),
         );
         Ok(())
     }

@@ -3,7 +3,7 @@
 use rdma_sys::RDMA_CM_EVENT_DEVICE_REMOVAL;
 
 use super::Cma;
-use super::id::{Id, Phase};
+use super::id::Phase;
 use crate::device::Core;
 use crate::transport::Time;
 
@@ -23,14 +23,13 @@ impl Core {
     /// An id that listens at all addresses gets no event, as in Linux.
     pub(in crate::device) fn remove_ids(&mut self, now: Time) {
         // Requests that no program has read end with their listeners.
-        let is_unread = |id: &Id| id.object == 0 && !id.is_reported;
         let cma = &mut self.state.cma;
-        let unread: Vec<u32> = cma.ids.iter().filter(|(_, id)| is_unread(id)).map(|(number, _)| number).collect();
-        let listening: Vec<u32> = cma.by_listener.values().copied().collect();
-        for number in listening {
-            cma.remove_events(number, |event| unread.contains(&event.id));
+        let unread = cma.ids.iter().filter_map(|(number, id)| Some((number, id.listener_of?)));
+        let unread: Vec<(u32, u32)> = unread.collect();
+        for (_, listener) in &unread {
+            cma.remove_events(*listener, |event| event.listener.is_some());
         }
-        unread.into_iter().for_each(|number| self.cm_destroy(number, now));
+        unread.into_iter().for_each(|(number, _)| self.cm_destroy(number, now));
 
         let cma = &mut self.state.cma;
         for (listener, _) in std::mem::take(&mut cma.by_listener) {
