@@ -2,7 +2,7 @@
 
 use super::connection::{Ended, Phase};
 use super::events::{Event, Failure};
-use super::manager::Manager;
+use super::manager::{Manager, encode};
 use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
 use crate::wire::cm::{AdditionalInfo, Answered, Apr, Drep, Dreq, Lap, Message, Rej, RejectReason};
@@ -93,6 +93,46 @@ impl Manager {
             Phase::Established | Phase::DreqReceived => _ = self.disconnect(now, id),
             Phase::DreqSent | Phase::Timewait(_) => {}
         }
+    }
+
+    /// Rejects a request, or a reply that was received.
+    ///
+    /// # Errors
+    /// [`CallError::State`].
+    pub fn reject(
+        &mut self,
+        now: Time,
+        id: ConnectionId,
+        reason: RejectReason,
+        private_data: [u8; 148],
+    ) -> Result<(), CallError> {
+        _ = self.leave_backlog(id);
+        self.send_rejection(now, id, reason, private_data)
+    }
+
+    pub(super) fn send_rejection(
+        &mut self,
+        now: Time,
+        id: ConnectionId,
+        reason: RejectReason,
+        private_data: [u8; 148],
+    ) -> Result<(), CallError> {
+        let connection = self.connections.get(&id).ok_or(CallError::State)?;
+        let answers = match connection.phase {
+            Phase::ReqReceived => Answered::Req,
+            Phase::RepReceived => Answered::Rep,
+            _ => return Err(CallError::State),
+        };
+        let (peer, transaction) = (connection.peer, connection.transaction);
+        let remote_id = connection.remote_id.ok_or(CallError::State)?;
+        let rejection = Rej { private_data, ..self.rej(id, remote_id, answers, reason) };
+        let answer = encode(transaction, Message::Rej(rejection));
+        self.transmit(peer, answer.clone());
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_end_reported = true;
+        }
+        self.enter_timewait(now, id, Ended::Failed, Some(answer));
+        Ok(())
     }
 
     /// Ends a request that was not answered. A later REP gets a REJ.
@@ -242,9 +282,9 @@ impl Manager {
                 self.report_end(id, Event::Disconnected { id, is_confirmed: false });
                 self.enter_timewait(now, id, Ended::Disconnected, None);
             }
-            // These states have no timer.
-            Phase::ReqReceived | Phase::RepReceived | Phase::Established | Phase::DreqReceived => {}
-            Phase::Timewait(_) => {}
+            // The timer of timewait was handled above, and the other states have none.
+            Phase::ReqReceived | Phase::RepReceived | Phase::Established | Phase::DreqReceived | Phase::Timewait(_) => {
+            }
         }
     }
 

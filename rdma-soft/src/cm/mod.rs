@@ -37,12 +37,14 @@ mod backlog;
 mod backoff;
 mod connection;
 mod consistency;
+mod dropped;
 mod end;
 mod events;
 mod gone;
 mod listeners;
 mod lookup;
 mod manager;
+mod mra;
 mod passive;
 mod timers;
 
