@@ -7,7 +7,7 @@ use super::manager::Manager;
 use super::mra::mra;
 use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
-use crate::wire::cm::{Answered, Message, RejectReason, Rep, Req, Rtu};
+use crate::wire::cm::{Answered, Message, Rej, RejectReason, Rep, Req, Rtu};
 
 /// CM response timeout in the REQs of this side: the peer may expect an answer within a second, and retransmits after that.
 const RESPONSE_TIMEOUT: u8 = 18;
@@ -53,7 +53,7 @@ impl Manager {
         let old = self.by_remote_qpn.get(&stale).copied();
         if old.is_some() || self.by_remote_id.contains_key(&remote_id) {
             self.reject_rep(from, transaction, &rep, RejectReason::STALE_CONN);
-            self.report_end(id, rejected(id, RejectReason::STALE_CONN, [0; 148]));
+            self.report_end(id, rejected(id, RejectReason::STALE_CONN, [0; Rej::PRIVATE_DATA]));
             self.enter_timewait(now, id, Ended::Failed, None);
             return old.into_iter().for_each(|old| self.end_stale(now, old));
         }
@@ -109,5 +109,5 @@ impl Manager {
 }
 
 fn rtu(local_id: u32, remote_id: u32) -> Message {
-    Message::Rtu(Rtu { local_id, remote_id, private_data: [0; 224] })
+    Message::Rtu(Rtu { local_id, remote_id, private_data: [0; Rtu::PRIVATE_DATA] })
 }

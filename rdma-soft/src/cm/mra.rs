@@ -34,5 +34,5 @@ impl Manager {
 
 /// An MRA of this side: its program needs time for its answer to a REQ or REP.
 pub(super) fn mra(local_id: u32, remote_id: u32, answers: Answered) -> Message {
-    Message::Mra(Mra { local_id, remote_id, answers, timeout: SERVICE_TIMEOUT, private_data: [0; 222] })
+    Message::Mra(Mra { local_id, remote_id, answers, timeout: SERVICE_TIMEOUT, private_data: [0; Mra::PRIVATE_DATA] })
 }

@@ -80,8 +80,8 @@ impl Core {
         let (Phase::RouteResolved, Some(destination), Some(link)) = (id.phase, id.destination, id.link) else {
             return Err(libc::EINVAL);
         };
-        let limit = if id.is_datagram() { 216 - IpHeader::LEN } else { 92 - IpHeader::LEN };
-        if parameters.private_data.len() > limit {
+        let limit = if id.is_datagram() { SidrReq::PRIVATE_DATA } else { Req::PRIVATE_DATA };
+        if parameters.private_data.len() > limit - IpHeader::LEN {
             return Err(libc::EINVAL);
         }
         let (space, id_found) = (id.space, id.found);

@@ -12,7 +12,7 @@ use crate::device::{Core, gid};
 use crate::net::directory::{Lookup, LookupError};
 use crate::net::presence::Process;
 use crate::transport::Time;
-use crate::wire::cm::{RejectReason, SidrStatus};
+use crate::wire::cm::{Rej, RejectReason, SidrRep, SidrStatus};
 
 /// Longest wait for a listener whose process does not run. On a network, a request is retransmitted for 24.5 s.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(25);
@@ -233,7 +233,7 @@ impl Core {
             }
             LookupError::NobodyListens | LookupError::Busy if is_datagram => {
                 let service = Datagram {
-                    private_data: vec![0; 136],
+                    private_data: vec![0; SidrRep::PRIVATE_DATA],
                     ah_attr: ibv_ah_attr::zeroed(),
                     qp_num: 0,
                     qkey: 0,
@@ -244,7 +244,10 @@ impl Core {
             }
             LookupError::NobodyListens | LookupError::Busy => {
                 let RejectReason(reason) = RejectReason::INVALID_SERVICE_ID;
-                let rejected = ConnectionParameters { private_data: vec![0; 148], ..ConnectionParameters::default() };
+                let rejected = ConnectionParameters {
+                    private_data: vec![0; Rej::PRIVATE_DATA],
+                    ..ConnectionParameters::default()
+                };
                 (RDMA_CM_EVENT_REJECTED, reason.into(), Parameters::Connected(rejected))
             }
         };
