@@ -79,7 +79,8 @@ impl Backlog {
     }
 
     pub(super) fn into_ids(self) -> impl Iterator<Item = ConnectionId> {
-        let in_order: BTreeMap<u64, ConnectionId> = self.waiting.iter().map(|(id, of)| (of.arrival, *id)).collect();
+        let in_order: BTreeMap<u64, ConnectionId> =
+            self.waiting.iter().map(|(id, waiting)| (waiting.arrival, *id)).collect();
         in_order.into_values()
     }
 

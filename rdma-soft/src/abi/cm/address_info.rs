@@ -117,15 +117,15 @@ unsafe fn convert_to_ib(made: &mut rdma_addrinfo, has_service: bool) {
     let space = made.ai_port_space as u64;
     for (address, len) in [(made.ai_src_addr, &mut made.ai_src_len), (made.ai_dst_addr, &mut made.ai_dst_len)] {
         // SAFETY: the caller passes valid addresses or null.
-        let Ok(of) = (if address.is_null() { Err(0) } else { unsafe { super::address::read(address) } }) else {
+        let Ok(resolved) = (if address.is_null() { Err(0) } else { unsafe { super::address::read(address) } }) else {
             continue;
         };
-        let std::net::IpAddr::V6(gid) = of.ip() else { continue };
+        let std::net::IpAddr::V6(gid) = resolved.ip() else { continue };
         let raw = sockaddr_ib {
             sib_family: AF_IB as libc::sa_family_t,
             sib_pkey: u16::MAX,
             sib_addr: ib_addr { ib_u: ib_addr__bindgen_ty_1 { uib_addr8: gid.octets() } },
-            sib_sid: (space << 16 | u64::from(of.port())).to_be(),
+            sib_sid: (space << 16 | u64::from(resolved.port())).to_be(),
             sib_sid_mask: (if has_service { u64::MAX } else { u64::MAX << 16 }).to_be(),
             ..sockaddr_ib::zeroed()
         };
@@ -157,12 +157,12 @@ pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     while !next.is_null() {
         // SAFETY: `rdma_getaddrinfo` created the result, and the caller frees it once. Its parts are of `malloc(3)` or null.
         unsafe {
-            let of = Box::from_raw(next);
-            libc::free(of.ai_src_addr.cast::<c_void>());
-            libc::free(of.ai_dst_addr.cast::<c_void>());
-            libc::free(of.ai_src_canonname.cast::<c_void>());
-            libc::free(of.ai_dst_canonname.cast::<c_void>());
-            next = of.ai_next;
+            let info = Box::from_raw(next);
+            libc::free(info.ai_src_addr.cast::<c_void>());
+            libc::free(info.ai_dst_addr.cast::<c_void>());
+            libc::free(info.ai_src_canonname.cast::<c_void>());
+            libc::free(info.ai_dst_canonname.cast::<c_void>());
+            next = info.ai_next;
         }
     }
 }

@@ -42,7 +42,7 @@ unsafe fn parameters(
     let object = id.cast::<IdObject>();
     // SAFETY: the caller passes a valid id.
     let (own_qp, connect_data) = unsafe { ((*id).qp, (*object).connect_data.clone()) };
-    let mut of = ConnectionParameters {
+    let mut parameters = ConnectionParameters {
         private_data: connect_data,
         responder_resources: default.0,
         initiator_depth: default.1,
@@ -54,23 +54,23 @@ unsafe fn parameters(
         // SAFETY: the caller passes valid parameters.
         let raw = unsafe { raw.read() };
         // SAFETY: as above.
-        of.private_data.extend(unsafe { private_data(raw.private_data, raw.private_data_len) });
+        parameters.private_data.extend(unsafe { private_data(raw.private_data, raw.private_data_len) });
         let choose = |value: u8, default: u8| match value {
             u8::MAX => Ok(default),
             value if value > MAX_RD_ATOMIC => Err(libc::EINVAL),
             value => Ok(value),
         };
-        of.responder_resources = choose(raw.responder_resources, default.0)?;
-        of.initiator_depth = choose(raw.initiator_depth, default.1)?;
-        of.flow_control = raw.flow_control != 0;
-        (of.retry_count, of.rnr_retry_count) = (raw.retry_count, raw.rnr_retry_count);
-        (of.qp_num, of.srq) = (raw.qp_num, raw.srq != 0);
+        parameters.responder_resources = choose(raw.responder_resources, default.0)?;
+        parameters.initiator_depth = choose(raw.initiator_depth, default.1)?;
+        parameters.flow_control = raw.flow_control != 0;
+        (parameters.retry_count, parameters.rnr_retry_count) = (raw.retry_count, raw.rnr_retry_count);
+        (parameters.qp_num, parameters.srq) = (raw.qp_num, raw.srq != 0);
     }
     if !own_qp.is_null() {
         // SAFETY: the queue pair of a valid id is valid.
-        (of.qp_num, of.srq) = unsafe { ((*own_qp).qp_num, !(*own_qp).srq.is_null()) };
+        (parameters.qp_num, parameters.srq) = unsafe { ((*own_qp).qp_num, !(*own_qp).srq.is_null()) };
     }
-    Ok(of)
+    Ok(parameters)
 }
 
 /// Requests a connection, or looks up a datagram service: `rdma_connect(3)`.

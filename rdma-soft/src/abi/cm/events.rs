@@ -65,8 +65,8 @@ unsafe fn convert(
         // SAFETY: the listening id is valid.
         let (context, ps) = unsafe { ((*listen_id).context, (*listen_id).ps.0) };
         id = IdObject::allocate(number, channel, context, ps).cast();
-        if let Some(of) = core.state.cma.ids.get_mut(number) {
-            of.object = id as usize;
+        if let Some(request) = core.state.cma.ids.get_mut(number) {
+            request.object = id as usize;
         }
     }
     if changes_route(kind) {

@@ -58,7 +58,7 @@ pub unsafe extern "C" fn rdma_create_id(
     let channel = if is_synchronous { unsafe { rdma_create_event_channel() } } else { channel };
     let (Some(device), false) = (device(), channel.is_null()) else { return -1 };
     // SAFETY: the channel is valid.
-    let of = unsafe { channel_number(channel) };
+    let to = unsafe { channel_number(channel) };
     let mut core = device.lock();
     let is_first = match core.open_presence() {
         Ok(is_first) => is_first,
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn rdma_create_id(
             return result(Err(errno));
         }
     };
-    let number = core.state.cma.add_id(Id::new(space, of, 0));
+    let number = core.state.cma.add_id(Id::new(space, to, 0));
     let object = IdObject::allocate(number, channel, context, ps.0);
     if let Some(id) = core.state.cma.ids.get_mut(number) {
         id.object = object as usize;

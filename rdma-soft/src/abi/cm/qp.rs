@@ -132,10 +132,10 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
             (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
             (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
         ] {
-            let (of, with) = (cq.replace(null_mut()), channel.replace(null_mut()));
-            if !with.is_null() {
-                ibv_destroy_cq(of);
-                ibv_destroy_comp_channel(with);
+            let (cq, channel) = (cq.replace(null_mut()), channel.replace(null_mut()));
+            if !channel.is_null() {
+                ibv_destroy_cq(cq);
+                ibv_destroy_comp_channel(channel);
             }
         }
     }

@@ -54,17 +54,17 @@ impl Core {
         };
         match (state, known, negotiated) {
             (IBV_QPS_INIT, Known::Nothing, _) => Ok(init(id)),
-            (IBV_QPS_INIT, Known::OwnRequest | Known::All, Some(of)) => {
+            (IBV_QPS_INIT, Known::OwnRequest | Known::All, Some(negotiated)) => {
                 let (attr, mask) = init(id);
-                let reads = if of.responder_resources > 0 {
+                let reads = if negotiated.responder_resources > 0 {
                     IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC
                 } else {
                     ibv_access_flags(0)
                 };
                 Ok((ibv_qp_attr { qp_access_flags: (IBV_ACCESS_REMOTE_WRITE | reads).0, ..attr }, mask))
             }
-            (IBV_QPS_RTR, Known::All, Some(of)) => Ok(ready_to_receive(id, link, of)),
-            (IBV_QPS_RTS, Known::All, Some(of)) => Ok(ready_to_send(id, of)),
+            (IBV_QPS_RTR, Known::All, Some(negotiated)) => Ok(ready_to_receive(id, link, negotiated)),
+            (IBV_QPS_RTS, Known::All, Some(negotiated)) => Ok(ready_to_send(id, negotiated)),
             _ => Err(libc::EINVAL),
         }
     }
@@ -79,15 +79,15 @@ fn init(id: &Id) -> (ibv_qp_attr, u32) {
     }
 }
 
-fn ready_to_receive(id: &Id, link: usize, of: &Negotiated) -> (ibv_qp_attr, u32) {
+fn ready_to_receive(id: &Id, link: usize, negotiated: &Negotiated) -> (ibv_qp_attr, u32) {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
-        ah_attr: address_vector(id.remote_gid.unwrap_or_default(), link, of.traffic_class),
-        path_mtu: ibv_mtu(of.mtu.into()),
-        dest_qp_num: of.remote_qpn,
+        ah_attr: address_vector(id.remote_gid.unwrap_or_default(), link, negotiated.traffic_class),
+        path_mtu: ibv_mtu(negotiated.mtu.into()),
+        dest_qp_num: negotiated.remote_qpn,
         // On the passive side, `receive_psn` is not known before the reply.
         rq_psn: id.psn,
-        max_dest_rd_atomic: of.responder_resources,
+        max_dest_rd_atomic: negotiated.responder_resources,
         min_rnr_timer: 0,
         ..ibv_qp_attr::zeroed()
     };
@@ -101,14 +101,14 @@ fn ready_to_receive(id: &Id, link: usize, of: &Negotiated) -> (ibv_qp_attr, u32)
     (attr, mask.0)
 }
 
-fn ready_to_send(id: &Id, of: &Negotiated) -> (ibv_qp_attr, u32) {
+fn ready_to_send(id: &Id, negotiated: &Negotiated) -> (ibv_qp_attr, u32) {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
-        sq_psn: of.send_psn,
-        timeout: id.options.ack_timeout.unwrap_or(of.ack_timeout),
-        retry_cnt: of.retry_count,
-        rnr_retry: of.rnr_retry_count,
-        max_rd_atomic: of.initiator_depth,
+        sq_psn: negotiated.send_psn,
+        timeout: id.options.ack_timeout.unwrap_or(negotiated.ack_timeout),
+        retry_cnt: negotiated.retry_count,
+        rnr_retry: negotiated.rnr_retry_count,
+        max_rd_atomic: negotiated.initiator_depth,
         ..ibv_qp_attr::zeroed()
     };
     let mask =

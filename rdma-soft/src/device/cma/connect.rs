@@ -284,7 +284,7 @@ impl Core {
         if manager.phase(connection) != Some(ConnectionPhase::RepSent) {
             return Err(libc::EINVAL);
         }
-        let qpn = manager.negotiated(connection).map(|of| of.local_qpn).ok_or(libc::EINVAL)?;
+        let qpn = manager.negotiated(connection).map(|negotiated| negotiated.local_qpn).ok_or(libc::EINVAL)?;
         manager.establish_by_data(qpn);
         self.update_cm(now);
         Ok(())

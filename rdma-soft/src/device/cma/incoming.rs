@@ -89,15 +89,15 @@ impl Core {
     }
 
     /// Reports an event of a connection to its id, unless the id is a request that is not answered yet.
-    fn report(&mut self, of: ConnectionId, kind: rdma_cm_event_type, status: i32, parameters: Parameters) {
-        let Some(id) = self.state.cma.by_connection.get(&of).copied() else { return };
+    fn report(&mut self, connection: ConnectionId, kind: rdma_cm_event_type, status: i32, parameters: Parameters) {
+        let Some(id) = self.state.cma.by_connection.get(&connection).copied() else { return };
         if self.state.cma.ids.get(id).is_some_and(|id| id.is_reported) {
             self.state.cma.push(CmEvent { id, listener: None, kind, status, parameters });
         }
     }
 
-    fn report_service(&mut self, of: ConnectionId, reply: &SidrRep) {
-        let Some(id) = self.cm_id_of(of) else { return };
+    fn report_service(&mut self, connection: ConnectionId, reply: &SidrRep) {
+        let Some(id) = self.cm_id_of(connection) else { return };
         let service = Datagram {
             private_data: reply.private_data.to_vec(),
             ah_attr: address_vector(id.remote_gid.unwrap_or_default(), id.link.unwrap_or(0), id.options.tos),
@@ -109,7 +109,7 @@ impl Core {
             SidrStatus::SUCCESS => (RDMA_CM_EVENT_ESTABLISHED, 0),
             SidrStatus(status) => (RDMA_CM_EVENT_UNREACHABLE, status.into()),
         };
-        self.report(of, kind, status, Parameters::Datagram(Box::new(service)));
+        self.report(connection, kind, status, Parameters::Datagram(Box::new(service)));
     }
 
     /// Makes an id for a request, and reports it to the listener.
