@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::object::number;
 use super::result;
-use crate::device::cma::{Id, Phase};
+use crate::device::cma::{Id, IdState};
 use crate::device::device;
 
 /// Changes an id with the device locked. Fails with `ENXIO` if its device was removed.
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn rdma_set_option(
             }),
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => read::<c_int>(optval, optlen).and_then(|value| {
                 change(id, |id| {
-                    if id.phase == Phase::Listening {
+                    if id.state == IdState::Listening {
                         return Err(libc::EINVAL);
                     }
                     id.options.reuses_address = value != 0;
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn rdma_set_option(
             }),
             (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => read::<c_int>(optval, optlen).and_then(|value| {
                 change(id, |id| {
-                    if !matches!(id.phase, Phase::Idle | Phase::Bound) {
+                    if !matches!(id.state, IdState::Idle | IdState::Bound) {
                         return Err(libc::EINVAL);
                     }
                     id.options.is_ipv6_only = value != 0;

@@ -2,8 +2,8 @@
 
 use rdma_sys::*;
 
-use super::id::{Id, Phase};
-use crate::cm::{Ended, Negotiated, Phase as ConnectionPhase};
+use super::id::{Id, IdState};
+use crate::cm::{Ended, Negotiated, Phase};
 use crate::device::Core;
 use crate::net::Origin;
 
@@ -47,9 +47,9 @@ impl Core {
         let negotiated = connection.and_then(|connection| cma.manager.negotiated(connection));
         let known = match connection.map(|connection| cma.manager.phase(connection)) {
             None => Known::Nothing,
-            Some(Some(ConnectionPhase::ReqSent)) => Known::OwnRequest,
-            Some(None | Some(ConnectionPhase::Timewait(Ended::Failed | Ended::Disconnected))) => Known::Ended,
-            Some(Some(ConnectionPhase::DreqSent | ConnectionPhase::DreqReceived)) => Known::Ended,
+            Some(Some(Phase::ReqSent)) => Known::OwnRequest,
+            Some(None | Some(Phase::Timewait(Ended::Failed | Ended::Disconnected))) => Known::Ended,
+            Some(Some(Phase::DreqSent | Phase::DreqReceived)) => Known::Ended,
             Some(Some(_)) => Known::All,
         };
         match (state, known, negotiated) {
@@ -118,5 +118,5 @@ fn ready_to_send(id: &Id, negotiated: &Negotiated) -> (ibv_qp_attr, u32) {
 
 /// Whether the state of an id allows it to join multicast groups.
 pub(super) fn may_join(id: &Id) -> bool {
-    id.is_datagram() && matches!(id.phase, Phase::Bound | Phase::AddressResolved) && id.link.is_some()
+    id.is_datagram() && matches!(id.state, IdState::Bound | IdState::AddressResolved) && id.link.is_some()
 }

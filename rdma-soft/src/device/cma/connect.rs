@@ -5,8 +5,8 @@ use rdma_sys::*;
 use super::Cma;
 use super::event::ConnectionParameters;
 use super::finding::{Found, Goal, TIMEOUT};
-use super::id::{Id, Phase};
-use crate::cm::{CallError, ConnectionId, Peer, Phase as ConnectionPhase};
+use super::id::{Id, IdState};
+use crate::cm::{CallError, ConnectionId, Peer, Phase};
 use crate::device::qp::{PKEY, mtu_code};
 use crate::device::{Core, gid};
 use crate::net::presence::Process;
@@ -77,7 +77,7 @@ impl Core {
     /// `EINVAL` before the route is resolved and for too much private data, `ENOMEM` for too many connections.
     pub(crate) fn cm_connect(&mut self, number: u32, parameters: ConnectionParameters, now: Time) -> Result<(), i32> {
         let id = self.state.cma.id(number)?;
-        let (Phase::RouteResolved, Some(destination), Some(link)) = (id.phase, id.destination, id.link) else {
+        let (IdState::RouteResolved, Some(destination), Some(link)) = (id.state, id.destination, id.link) else {
             return Err(libc::EINVAL);
         };
         let limit = if id.is_datagram() { SidrReq::PRIVATE_DATA } else { Req::PRIVATE_DATA };
@@ -167,7 +167,7 @@ impl Core {
         let connection = connection.map_err(errno)?;
         cma.by_connection.insert(connection, number);
         let id = cma.id_mut(number)?;
-        (id.connection, id.phase, id.link) = (Some(connection), Phase::Connect, Some(to.link));
+        (id.connection, id.state, id.link) = (Some(connection), IdState::Connect, Some(to.link));
         id.remote_gid = Some(gid(to.address));
         if let Some(process) = process {
             self.watch_or_end(now, connection, process);
@@ -281,7 +281,7 @@ impl Core {
     pub(crate) fn cm_notify(&mut self, number: u32, now: Time) -> Result<(), i32> {
         let (_, connection) = self.state.cma.connected(number)?;
         let manager = &mut self.state.cma.manager;
-        if manager.phase(connection) != Some(ConnectionPhase::RepSent) {
+        if manager.phase(connection) != Some(Phase::RepSent) {
             return Err(libc::EINVAL);
         }
         let qpn = manager.negotiated(connection).map(|negotiated| negotiated.local_qpn).ok_or(libc::EINVAL)?;

@@ -8,7 +8,7 @@ use crate::cm::{ConnectionId, ListenerId};
 
 /// State of an id: `enum rdma_cm_state` of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Phase {
+pub(crate) enum IdState {
     Idle,
     Bound,
     AddressResolved,
@@ -30,7 +30,7 @@ pub(crate) struct Id {
     pub(crate) channel: u32,
     /// Address of its C object. For the id of a request, 0 until the program reads the event.
     pub(crate) object: usize,
-    pub(crate) phase: Phase,
+    pub(crate) state: IdState,
     pub(crate) source: SocketAddr,
     pub(crate) destination: Option<SocketAddr>,
     /// First packet sequence number that the peer sends.
@@ -74,7 +74,7 @@ impl Id {
             space,
             channel,
             object,
-            phase: Phase::Idle,
+            state: IdState::Idle,
             source: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             destination: None,
             psn: 0,
@@ -98,7 +98,7 @@ impl Id {
 
     /// Whether the route to the peer is known.
     pub(crate) fn has_route(&self) -> bool {
-        matches!(self.phase, Phase::RouteResolved | Phase::Finding | Phase::Connect)
+        matches!(self.state, IdState::RouteResolved | IdState::Finding | IdState::Connect)
     }
 
     /// Q_Key of datagrams of this id.

@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::attributes::address_vector;
 use super::event::{CmEvent, ConnectionParameters, Datagram, Parameters};
-use super::id::{Id, Options, Phase};
+use super::id::{Id, IdState, Options};
 use crate::cm::{ConnectionId, Event, Failure, ListenerId, Peer};
 use crate::device::{Core, gid};
 use crate::net::presence::Process;
@@ -133,7 +133,7 @@ impl Core {
         let (_, port) = service_port(service).unwrap_or((0, 0));
         let mut id = Id::new(listening.space, listening.channel, 0);
         id.options = Options { local_ece: (0, 0), remote_ece, ..listening.options };
-        (id.phase, id.link, id.connection) = (Phase::Connect, Some(peer.link), Some(connection));
+        (id.state, id.link, id.connection) = (IdState::Connect, Some(peer.link), Some(connection));
         id.source = SocketAddr::new(header.destination, port);
         id.destination = Some(header.source);
         id.remote_gid = Some(gid(peer.address));

@@ -20,7 +20,7 @@ mod resolve;
 mod wire;
 
 pub(crate) use event::{CmEvent, ConnectionParameters, EventChannel, Parameters};
-pub(crate) use id::{Id, Phase};
+pub(crate) use id::{Id, IdState};
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;

@@ -3,7 +3,7 @@
 use rdma_sys::RDMA_CM_EVENT_DEVICE_REMOVAL;
 
 use super::Cma;
-use super::id::Phase;
+use super::id::IdState;
 use crate::device::Core;
 use crate::transport::Time;
 
@@ -11,7 +11,7 @@ impl Cma {
     /// Fails with `ENXIO` if the device of an id was removed.
     pub(crate) fn check_device(&self, number: u32) -> Result<(), i32> {
         match self.ids.get(number) {
-            Some(id) if id.phase == Phase::Removed => Err(libc::ENXIO),
+            Some(id) if id.state == IdState::Removed => Err(libc::ENXIO),
             _ => Ok(()),
         }
     }
@@ -43,7 +43,7 @@ impl Core {
             if id.link.is_none() {
                 continue;
             }
-            id.phase = Phase::Removed;
+            id.state = IdState::Removed;
             id.memberships.clear();
             let (connection, is_datagram) = (id.connection.take(), id.is_datagram());
             cma.release_connection(now, number, connection, is_datagram);

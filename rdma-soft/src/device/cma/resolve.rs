@@ -7,7 +7,7 @@ use rdma_sys::*;
 
 use super::Cma;
 use super::finding::Goal;
-use super::id::{Phase, unspecified};
+use super::id::{IdState, unspecified};
 use super::ports::Binding;
 use crate::device::{Core, is_removed};
 use crate::net::route;
@@ -25,7 +25,7 @@ impl Core {
     /// the scope that names its interface, `EADDRNOTAVAIL` for an address of another host, and the errors of a port in use.
     pub(crate) fn cm_bind(&mut self, number: u32, address: SocketAddr) -> Result<(), i32> {
         let id = self.state.cma.id(number)?;
-        if id.phase != Phase::Idle {
+        if id.state != IdState::Idle {
             return Err(libc::EINVAL);
         }
         let (space, options) = (id.space, id.options);
@@ -45,7 +45,7 @@ impl Core {
         let id = self.state.cma.id_mut(number)?;
         id.source = address;
         id.source.set_port(binding.port());
-        (id.link, id.binding, id.phase) = (link, Some(binding), Phase::Bound);
+        (id.link, id.binding, id.state) = (link, Some(binding), IdState::Bound);
         Ok(())
     }
 
@@ -56,7 +56,7 @@ impl Core {
         let port = directory.source_port(space, address).map_err(|error| error.errno())?;
         let id = self.state.cma.id_mut(number)?;
         id.source = SocketAddr::new(address, port.get());
-        (id.binding, id.phase) = (Some(Binding::Source(port)), Phase::Bound);
+        (id.binding, id.state) = (Some(Binding::Source(port)), IdState::Bound);
         Ok(())
     }
 
@@ -70,18 +70,18 @@ impl Core {
     /// # Errors
     /// `EINVAL` in a wrong state, and the errors of an address that others share.
     pub(crate) fn cm_listen(&mut self, number: u32, backlog: i32) -> Result<(), i32> {
-        if self.state.cma.id(number)?.phase == Phase::Idle {
+        if self.state.cma.id(number)?.state == IdState::Idle {
             self.cm_bind(number, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
         let Cma { ids, ports, manager, by_listener, .. } = &mut self.state.cma;
         let id = ids.get_mut(number).ok_or(libc::EINVAL)?;
-        let (Phase::Bound, Some(binding)) = (id.phase, &id.binding) else { return Err(libc::EINVAL) };
+        let (IdState::Bound, Some(binding)) = (id.state, &id.binding) else { return Err(libc::EINVAL) };
         let addresses = ports.listen(binding)?;
         let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..=MAX_BACKLOG).contains(backlog));
         let service = service_id(id.space, binding.port());
         let listener = manager.listen(service, addresses, backlog.unwrap_or(MAX_BACKLOG));
         by_listener.insert(listener, number);
-        (id.phase, id.listener) = (Phase::Listening, Some(listener));
+        (id.state, id.listener) = (IdState::Listening, Some(listener));
         Ok(())
     }
 
@@ -99,14 +99,14 @@ impl Core {
         if is_removed() {
             return Err(libc::ENODEV);
         }
-        if self.state.cma.id(number)?.phase == Phase::Idle {
+        if self.state.cma.id(number)?.state == IdState::Idle {
             match source {
                 Some(source) => self.cm_bind(number, source)?,
                 None => self.bind_source(number, unspecified(destination.ip()))?,
             }
         }
         let id = self.state.cma.id(number)?;
-        if id.phase != Phase::Bound {
+        if id.state != IdState::Bound {
             return Err(libc::EINVAL);
         }
         let bound = id.source;
@@ -127,7 +127,7 @@ impl Core {
         id.source.set_ip(source);
         id.source.set_port(bound.port());
         id.destination = Some(destination);
-        (id.link, id.phase) = (Some(link), Phase::AddressResolved);
+        (id.link, id.state) = (Some(link), IdState::AddressResolved);
         self.state.cma.push_plain(number, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         Ok(())
     }
@@ -166,7 +166,9 @@ impl Core {
     /// `EINVAL` before the address is resolved, and the errno of a failed system call.
     pub(crate) fn cm_resolve_route(&mut self, number: u32, timeout: Duration, now: Time) -> Result<(), i32> {
         let id = self.state.cma.id(number)?;
-        let (Phase::AddressResolved, Some(destination)) = (id.phase, id.destination) else { return Err(libc::EINVAL) };
+        let (IdState::AddressResolved, Some(destination)) = (id.state, id.destination) else {
+            return Err(libc::EINVAL);
+        };
         let space = id.space;
         let is_local = route::is_local(destination.ip());
         if is_local && !self.state.cma.ports.has_listener(space, destination) {
