@@ -86,9 +86,10 @@ impl Backlog {
 
     /// The request of a full backlog that gives its place to a request from `source`.
     ///
-    /// A request that has ended gives it up first. The sources share the backlog: the source with the most requests gives up its newest one if another source would have fewer
-    /// requests even with one more. Among sources with the same share, a retransmission takes the place of a request that has
-    /// arrived once. A peer that retransmits is real, or a forger that had to send more.
+    /// A request that has ended gives it up first. The sources share the backlog: the source with the most requests gives up its
+    /// newest one if another source would have fewer requests even with one more. Among sources with the same share, a
+    /// retransmission takes the place of a request that has arrived once. A peer that retransmits is real, or a forger that had to
+    /// send more.
     pub(super) fn displaced_by(&self, source: IpAddr, is_repeated: bool) -> Option<ConnectionId> {
         if let Some((_, id)) = self.ended.first_key_value() {
             return Some(*id);

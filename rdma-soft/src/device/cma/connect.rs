@@ -102,7 +102,7 @@ impl Core {
         }
     }
 
-    /// Sends the request of an id to the device of its peer. `process` is that of the peer if it is on this host.
+    /// Sends the request of an id to the device of its peer. `process` is the peer's process on this host.
     pub(super) fn request(
         &mut self,
         number: u32,
