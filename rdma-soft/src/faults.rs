@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::random::Random;
+
 /// Faults that the network injects into sent packets.
 ///
 /// The text form, also used by the environment variable `RDMA_SOFT_FAULTS`, is
@@ -237,24 +239,6 @@ impl Injector {
 fn is_mad(packet: &[u8]) -> bool {
     // The destination is in the last three bytes of the second word of the base transport header.
     packet.get(5..8) == Some(&[0, 0, 1])
-}
-
-/// The SplitMix64 generator. Any seed is good.
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn chance(&mut self, share: f64) -> bool {
-        // A uniform number of 53 bits, the precision of `f64`.
-        ((self.next() >> 11) as f64) < share * (1_u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod faults;
 mod miri;
 #[allow(unsafe_code)]
 mod net;
+mod random;
 #[doc(hidden)]
 pub mod transport;
 #[doc(hidden)]

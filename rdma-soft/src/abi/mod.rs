@@ -11,7 +11,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod ah;
-pub(crate) mod cm;
+mod cm;
 mod context;
 mod cq;
 mod device;

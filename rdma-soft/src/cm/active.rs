@@ -4,18 +4,16 @@ use super::connection::{Connection, Ended, Negotiated, Phase};
 use super::end::rejected;
 use super::events::Event;
 use super::manager::Manager;
+use super::mra::mra;
 use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
-use crate::wire::cm::{Answered, Message, Mra, RejectReason, Rep, Req, Rtu};
+use crate::wire::cm::{Answered, Message, Rej, RejectReason, Rep, Req, Rtu};
 
 /// CM response timeout in the REQs of this side: the peer may expect an answer within a second, and retransmits after that.
 const RESPONSE_TIMEOUT: u8 = 18;
 
 /// Retransmissions that the REQs of this side allow the peer.
 const MAX_CM_RETRIES: u8 = 15;
-
-/// Service timeout of MRAs: 65 s, `CMA_CM_MRA_SETTING` of Linux.
-pub(super) const SERVICE_TIMEOUT: u8 = 24;
 
 impl Manager {
     /// Requests a connection. `request` has all fields except those that identify the manager.
@@ -55,7 +53,7 @@ impl Manager {
         let old = self.by_remote_qpn.get(&stale).copied();
         if old.is_some() || self.by_remote_id.contains_key(&remote_id) {
             self.reject_rep(from, transaction, &rep, RejectReason::STALE_CONN);
-            self.report_end(id, rejected(id, RejectReason::STALE_CONN, [0; 148]));
+            self.report_end(id, rejected(id, RejectReason::STALE_CONN, [0; Rej::PRIVATE_DATA]));
             self.enter_timewait(now, id, Ended::Failed, None);
             return old.into_iter().for_each(|old| self.end_stale(now, old));
         }
@@ -75,7 +73,9 @@ impl Manager {
             Phase::Established if is_of_peer => {
                 self.send(from, transaction, rtu(rep.remote_id, rep.local_id));
             }
-            Phase::RepReceived if is_of_peer => self.send_mra(from, transaction, rep, Answered::Rep),
+            Phase::RepReceived if is_of_peer => {
+                self.send(from, transaction, mra(rep.remote_id, rep.local_id, Answered::Rep));
+            }
             Phase::Timewait(Ended::Failed) => match connection.message.clone().filter(|_| is_of_peer) {
                 Some(answer) => self.transmit(from, answer),
                 None => self.reject_rep(from, transaction, rep, RejectReason::TIMEOUT),
@@ -86,17 +86,6 @@ impl Manager {
             // The peer was restarted, and has accepted a duplicate of the REQ.
             _ => self.reject_rep(from, transaction, rep, RejectReason::INVALID_COMM_ID),
         }
-    }
-
-    fn send_mra(&mut self, to: Peer, transaction: u64, rep: &Rep, answers: Answered) {
-        let mra = Mra {
-            local_id: rep.remote_id,
-            remote_id: rep.local_id,
-            answers,
-            timeout: SERVICE_TIMEOUT,
-            private_data: [0; 222],
-        };
-        self.send(to, transaction, Message::Mra(mra));
     }
 
     fn reject_rep(&mut self, to: Peer, transaction: u64, rep: &Rep, reason: RejectReason) {
@@ -120,5 +109,5 @@ impl Manager {
 }
 
 fn rtu(local_id: u32, remote_id: u32) -> Message {
-    Message::Rtu(Rtu { local_id, remote_id, private_data: [0; 224] })
+    Message::Rtu(Rtu { local_id, remote_id, private_data: [0; Rtu::PRIVATE_DATA] })
 }

@@ -1,10 +1,9 @@
-//! Requests that wait for the program, and a memory of those that found no room.
+//! Requests that wait for the program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::ConnectionId;
-use super::random::mix;
 
 /// The requests and lookups of a listener that the program has not taken yet.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -80,15 +79,17 @@ impl Backlog {
     }
 
     pub(super) fn into_ids(self) -> impl Iterator<Item = ConnectionId> {
-        let in_order: BTreeMap<u64, ConnectionId> = self.waiting.iter().map(|(id, of)| (of.arrival, *id)).collect();
+        let in_order: BTreeMap<u64, ConnectionId> =
+            self.waiting.iter().map(|(id, waiting)| (waiting.arrival, *id)).collect();
         in_order.into_values()
     }
 
     /// The request of a full backlog that gives its place to a request from `source`.
     ///
-    /// A request that has ended gives it up first. The sources share the backlog: the source with the most requests gives up its newest one if another source would have fewer
-    /// requests even with one more. Among sources with the same share, a retransmission takes the place of a request that has
-    /// arrived once. A peer that retransmits is real, or a forger that had to send more.
+    /// A request that has ended gives it up first. The sources share the backlog: the source with the most requests gives up its
+    /// newest one if another source would have fewer requests even with one more. Among sources with the same share, a
+    /// retransmission takes the place of a request that has arrived once. A peer that retransmits is real, or a forger that had to
+    /// send more.
     pub(super) fn displaced_by(&self, source: IpAddr, is_repeated: bool) -> Option<ConnectionId> {
         if let Some((_, id)) = self.ended.first_key_value() {
             return Some(*id);
@@ -131,46 +132,6 @@ impl Backlog {
 
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
-    }
-}
-
-/// Places of the memory of dropped requests: 128 KiB, for half a second of a flood of 65 000 requests a second.
-const PLACES: usize = 1 << 15;
-
-/// A memory of requests that were dropped because a backlog was full, to recognize their retransmissions.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Dropped {
-    seed: u64,
-    /// Upper halves of hashes of requests, at the places that the lower halves name. Empty until a request is dropped.
-    marks: Vec<u32>,
-}
-
-impl Dropped {
-    pub(super) fn new(seed: u64) -> Self {
-        Dropped { seed: mix(seed), marks: Vec::new() }
-    }
-
-    /// Remembers that a request was dropped.
-    pub(super) fn insert(&mut self, source: IpAddr, guid: u64, remote_id: u32) {
-        self.marks.resize(PLACES, 0);
-        let (place, mark) = self.place(source, guid, remote_id);
-        self.marks[place] = mark;
-    }
-
-    /// Whether a request was probably dropped before.
-    pub(super) fn contains(&self, source: IpAddr, guid: u64, remote_id: u32) -> bool {
-        let (place, mark) = self.place(source, guid, remote_id);
-        self.marks.get(place) == Some(&mark)
-    }
-
-    fn place(&self, source: IpAddr, guid: u64, remote_id: u32) -> (usize, u32) {
-        let address = match source {
-            IpAddr::V4(address) => u128::from(address.to_bits()),
-            IpAddr::V6(address) => address.to_bits(),
-        };
-        let words = [address as u64, (address >> 64) as u64, guid, remote_id.into()];
-        let hash = words.into_iter().fold(self.seed, |hash, word| mix(hash ^ word));
-        (hash as usize % PLACES, (hash >> 32) as u32 | 1)
     }
 }
 
@@ -221,16 +182,5 @@ mod tests {
         backlog.remove(2);
         assert_eq!(backlog.displaced_by(address(2), false), Some(3));
         backlog.assert_consistent();
-    }
-
-    #[test]
-    fn a_dropped_request_is_remembered() {
-        let mut dropped = Dropped::new(1);
-        assert!(!dropped.contains(address(1), 2, 3));
-        dropped.insert(address(1), 2, 3);
-        assert!(dropped.contains(address(1), 2, 3));
-        assert!(!dropped.contains(address(2), 2, 3));
-        assert!(!dropped.contains(address(1), 3, 3));
-        assert!(!dropped.contains(address(1), 2, 4));
     }
 }

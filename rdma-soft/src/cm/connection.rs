@@ -59,10 +59,6 @@ pub struct Negotiated {
     pub mtu: u8,
     /// Traffic class of the packets.
     pub traffic_class: u8,
-    /// Hop limit of the packets.
-    pub hop_limit: u8,
-    /// Flow label of the packets.
-    pub flow_label: u32,
 }
 
 impl Negotiated {
@@ -95,8 +91,6 @@ impl Negotiated {
             ack_timeout: request.path.ack_timeout,
             mtu: request.mtu,
             traffic_class: request.path.traffic_class,
-            hop_limit: request.path.hop_limit,
-            flow_label: request.path.flow_label,
             ..Negotiated::default()
         }
     }

@@ -2,7 +2,7 @@
 
 use super::connection::{Ended, Phase};
 use super::events::{Event, Failure};
-use super::manager::Manager;
+use super::manager::{Manager, encode};
 use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
 use crate::wire::cm::{AdditionalInfo, Answered, Apr, Drep, Dreq, Lap, Message, Rej, RejectReason};
@@ -37,7 +37,7 @@ impl Manager {
 
     /// Ends a connection that has ended at the peer: the peer now uses the queue pair number for another connection.
     pub(super) fn end_stale(&mut self, now: Time, id: ConnectionId) {
-        let failed = rejected(id, RejectReason::STALE_CONN, [0; 148]);
+        let failed = rejected(id, RejectReason::STALE_CONN, [0; Rej::PRIVATE_DATA]);
         match self.phase(id) {
             Some(Phase::Established | Phase::DreqReceived) => {
                 self.report_end(id, Event::Disconnected { id, is_confirmed: true });
@@ -45,7 +45,7 @@ impl Manager {
             }
             Some(Phase::ReqReceived | Phase::RepReceived) => {
                 self.report_end(id, failed);
-                _ = self.send_rejection(now, id, RejectReason::STALE_CONN, [0; 148]);
+                _ = self.send_rejection(now, id, RejectReason::STALE_CONN, [0; Rej::PRIVATE_DATA]);
             }
             Some(Phase::RepSent) => {
                 self.report_end(id, failed);
@@ -59,7 +59,7 @@ impl Manager {
         let connection = self.connections.get(&id)?;
         let remote_id = connection.remote_id?;
         let remote_qpn = connection.negotiated.remote_qpn;
-        Some(Message::Dreq(Dreq { local_id: id, remote_id, remote_qpn, private_data: [0; 220] }))
+        Some(Message::Dreq(Dreq { local_id: id, remote_id, remote_qpn, private_data: [0; Dreq::PRIVATE_DATA] }))
     }
 
     /// Tells a peer that sends late messages that the connection has ended.
@@ -87,12 +87,52 @@ impl Manager {
         match phase {
             Phase::ReqSent => self.abandon_req(now, id),
             Phase::ReqReceived | Phase::RepReceived => {
-                _ = self.reject(now, id, RejectReason::CONSUMER_DEFINED, [0; 148]);
+                _ = self.reject(now, id, RejectReason::CONSUMER_DEFINED, [0; Rej::PRIVATE_DATA]);
             }
             Phase::RepSent => self.withdraw_rep(now, id, RejectReason::CONSUMER_DEFINED),
             Phase::Established | Phase::DreqReceived => _ = self.disconnect(now, id),
             Phase::DreqSent | Phase::Timewait(_) => {}
         }
+    }
+
+    /// Rejects a request, or a reply that was received.
+    ///
+    /// # Errors
+    /// [`CallError::State`].
+    pub fn reject(
+        &mut self,
+        now: Time,
+        id: ConnectionId,
+        reason: RejectReason,
+        private_data: [u8; Rej::PRIVATE_DATA],
+    ) -> Result<(), CallError> {
+        _ = self.leave_backlog(id);
+        self.send_rejection(now, id, reason, private_data)
+    }
+
+    pub(super) fn send_rejection(
+        &mut self,
+        now: Time,
+        id: ConnectionId,
+        reason: RejectReason,
+        private_data: [u8; Rej::PRIVATE_DATA],
+    ) -> Result<(), CallError> {
+        let connection = self.connections.get(&id).ok_or(CallError::State)?;
+        let answers = match connection.phase {
+            Phase::ReqReceived => Answered::Req,
+            Phase::RepReceived => Answered::Rep,
+            _ => return Err(CallError::State),
+        };
+        let (peer, transaction) = (connection.peer, connection.transaction);
+        let remote_id = connection.remote_id.ok_or(CallError::State)?;
+        let rejection = Rej { private_data, ..self.rej(id, remote_id, answers, reason) };
+        let answer = encode(transaction, Message::Rej(rejection));
+        self.transmit(peer, answer.clone());
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_end_reported = true;
+        }
+        self.enter_timewait(now, id, Ended::Failed, Some(answer));
+        Ok(())
     }
 
     /// Ends a request that was not answered. A later REP gets a REJ.
@@ -130,7 +170,7 @@ impl Manager {
         // A peer may know the connection only by the GUID and the local id of this side. Linux looks it up by them for this reason.
         let guid = self.config.guid.to_be_bytes();
         let info = if reason == RejectReason::TIMEOUT { AdditionalInfo::new(&guid) } else { AdditionalInfo::NONE };
-        Rej { local_id, remote_id, answers, reason, info, private_data: [0; 148] }
+        Rej { local_id, remote_id, answers, reason, info, private_data: [0; Rej::PRIVATE_DATA] }
     }
 
     pub(super) fn handle_dreq(&mut self, now: Time, from: Peer, transaction: u64, dreq: &Dreq) {
@@ -162,7 +202,7 @@ impl Manager {
             // The peer has withdrawn a REP that has not arrived yet.
             Phase::ReqSent => {
                 self.send(from, transaction, drep(id, dreq.local_id));
-                self.report_end(id, rejected(id, RejectReason::CONSUMER_DEFINED, [0; 148]));
+                self.report_end(id, rejected(id, RejectReason::CONSUMER_DEFINED, [0; Rej::PRIVATE_DATA]));
                 self.enter_timewait(now, id, Ended::Failed, None);
             }
             // The program confirms the end of the connection, as with Linux.
@@ -242,9 +282,9 @@ impl Manager {
                 self.report_end(id, Event::Disconnected { id, is_confirmed: false });
                 self.enter_timewait(now, id, Ended::Disconnected, None);
             }
-            // These states have no timer.
-            Phase::ReqReceived | Phase::RepReceived | Phase::Established | Phase::DreqReceived => {}
-            Phase::Timewait(_) => {}
+            // The timer of timewait was handled above, and the other states have none.
+            Phase::ReqReceived | Phase::RepReceived | Phase::Established | Phase::DreqReceived | Phase::Timewait(_) => {
+            }
         }
     }
 
@@ -257,7 +297,7 @@ impl Manager {
                     remote_id: lap.local_id,
                     status: Apr::UNSUPPORTED,
                     info: AdditionalInfo::NONE,
-                    private_data: [0; 148],
+                    private_data: [0; Apr::PRIVATE_DATA],
                 };
                 self.send(from, transaction, Message::Apr(apr));
             }
@@ -266,10 +306,10 @@ impl Manager {
 }
 
 /// The event of a connection that the peer has rejected.
-pub(super) fn rejected(id: ConnectionId, reason: RejectReason, private_data: [u8; 148]) -> Event {
+pub(super) fn rejected(id: ConnectionId, reason: RejectReason, private_data: [u8; Rej::PRIVATE_DATA]) -> Event {
     Event::Failed { id, failure: Failure::Rejected { reason, private_data: Box::new(private_data) } }
 }
 
 fn drep(local_id: u32, remote_id: u32) -> Message {
-    Message::Drep(Drep { local_id, remote_id, private_data: [0; 224] })
+    Message::Drep(Drep { local_id, remote_id, private_data: [0; Drep::PRIVATE_DATA] })
 }

@@ -1,7 +1,7 @@
 //! What a manager gives to its owner.
 
 use super::{ConnectionId, ListenerId, Peer};
-use crate::wire::cm::{IpHeader, MAD_LEN, RejectReason, Rep, Req, SidrRep, SidrReq};
+use crate::wire::cm::{IpHeader, MAD_LEN, Rej, RejectReason, Rep, Req, SidrRep, SidrReq};
 
 /// A MAD to send to queue pair 1 of a peer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -105,6 +105,6 @@ pub enum Failure {
         /// Reason.
         reason: RejectReason,
         /// Private data of the rejection.
-        private_data: Box<[u8; 148]>,
+        private_data: Box<[u8; Rej::PRIVATE_DATA]>,
     },
 }

@@ -8,7 +8,7 @@ use super::end::rejected;
 use super::events::Event;
 use super::manager::Manager;
 use crate::transport::Time;
-use crate::wire::cm::RejectReason;
+use crate::wire::cm::{Rej, RejectReason};
 
 impl Manager {
     /// Ends all connections and lookups with a peer. The caller knows that the peer does not exist any more.
@@ -31,10 +31,10 @@ impl Manager {
         let Some(phase) = self.phase(id) else { return self.fail_lookup(id) };
         let (ended, event) = match phase {
             Phase::Timewait(_) => return,
-            Phase::ReqReceived => (Ended::Failed, rejected(id, RejectReason::TIMEOUT, [0; 148])),
-            Phase::ReqSent => (Ended::Failed, rejected(id, RejectReason::CONSUMER_DEFINED, [0; 148])),
+            Phase::ReqReceived => (Ended::Failed, rejected(id, RejectReason::TIMEOUT, [0; Rej::PRIVATE_DATA])),
+            Phase::ReqSent => (Ended::Failed, rejected(id, RejectReason::CONSUMER_DEFINED, [0; Rej::PRIVATE_DATA])),
             Phase::RepReceived | Phase::RepSent => {
-                (Ended::Disconnected, rejected(id, RejectReason::CONSUMER_DEFINED, [0; 148]))
+                (Ended::Disconnected, rejected(id, RejectReason::CONSUMER_DEFINED, [0; Rej::PRIVATE_DATA]))
             }
             _ => (Ended::Disconnected, Event::Disconnected { id, is_confirmed: true }),
         };

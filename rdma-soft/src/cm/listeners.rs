@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::backlog::{Backlog, Dropped};
+use super::backlog::Backlog;
 use super::connection::Phase;
+use super::dropped::Dropped;
 use super::events::Event;
 use super::manager::{Config, Manager};
 use super::{ConnectionId, Peer};

@@ -222,6 +222,6 @@ fn empty_reply() -> SidrRep {
         info: AdditionalInfo::NONE,
         vendor_id: 0,
         ece_options: 0,
-        private_data: [0; 136],
+        private_data: [0; SidrRep::PRIVATE_DATA],
     }
 }

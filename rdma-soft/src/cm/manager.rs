@@ -10,9 +10,9 @@ use super::connection::{Connection, Ended, Negotiated, Phase};
 use super::events::{Event, Transmit};
 use super::listeners::Listeners;
 use super::lookup::Lookups;
-use super::random::Random;
 use super::timers::Timers;
 use super::{CallError, ConnectionId, Peer};
+use crate::random::Random;
 use crate::transport::Time;
 use crate::wire::cm::{MAD_LEN, Mad, Message};
 

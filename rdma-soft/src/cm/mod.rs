@@ -37,14 +37,15 @@ mod backlog;
 mod backoff;
 mod connection;
 mod consistency;
+mod dropped;
 mod end;
 mod events;
 mod gone;
 mod listeners;
 mod lookup;
 mod manager;
+mod mra;
 mod passive;
-mod random;
 mod timers;
 
 pub use backoff::Backoff;

@@ -1,18 +1,13 @@
 //! The passive side: REQ, the program's reply, and RTU.
 
-use std::time::Duration;
-
-use super::active::SERVICE_TIMEOUT;
-use super::connection::{Connection, Ended, Negotiated, Phase};
+use super::connection::{Connection, Negotiated, Phase};
 use super::events::Event;
 use super::listeners::is_plausible;
-use super::manager::{Manager, encode};
+use super::manager::Manager;
+use super::mra::mra;
 use super::{CallError, ConnectionId, Peer};
 use crate::transport::Time;
-use crate::wire::cm::{Answered, IpHeader, Message, Mra, Rej, RejectReason, Rep, Req, Rtu, timeout};
-
-/// Longest service timeout that is accepted from a peer's MRA: the one of Linux. The field can hold more than two hours.
-const LONGEST_SERVICE: Duration = Duration::from_millis(1 << 16);
+use crate::wire::cm::{Answered, IpHeader, Message, RejectReason, Rep, Req, Rtu};
 
 impl Manager {
     pub(super) fn handle_req(&mut self, now: Time, from: Peer, transaction: u64, req: Req) {
@@ -63,14 +58,7 @@ impl Manager {
         match (connection.phase, connection.remote_id) {
             (Phase::ReqReceived, Some(remote_id)) => {
                 self.repeat_in_backlog(id);
-                let mra = Mra {
-                    local_id: id,
-                    remote_id,
-                    answers: Answered::Req,
-                    timeout: SERVICE_TIMEOUT,
-                    private_data: [0; 222],
-                };
-                self.send(from, transaction, Message::Mra(mra));
+                self.send(from, transaction, mra(id, remote_id, Answered::Req));
             }
             (Phase::Timewait(_), Some(remote_id)) => match connection.message.clone() {
                 Some(answer) => self.transmit(from, answer),
@@ -104,46 +92,6 @@ impl Manager {
         Ok(())
     }
 
-    /// Rejects a request, or a reply that was received.
-    ///
-    /// # Errors
-    /// [`CallError::State`].
-    pub fn reject(
-        &mut self,
-        now: Time,
-        id: ConnectionId,
-        reason: RejectReason,
-        private_data: [u8; 148],
-    ) -> Result<(), CallError> {
-        _ = self.leave_backlog(id);
-        self.send_rejection(now, id, reason, private_data)
-    }
-
-    pub(super) fn send_rejection(
-        &mut self,
-        now: Time,
-        id: ConnectionId,
-        reason: RejectReason,
-        private_data: [u8; 148],
-    ) -> Result<(), CallError> {
-        let connection = self.connections.get(&id).ok_or(CallError::State)?;
-        let answers = match connection.phase {
-            Phase::ReqReceived => Answered::Req,
-            Phase::RepReceived => Answered::Rep,
-            _ => return Err(CallError::State),
-        };
-        let (peer, transaction) = (connection.peer, connection.transaction);
-        let remote_id = connection.remote_id.ok_or(CallError::State)?;
-        let rejection = Rej { private_data, ..self.rej(id, remote_id, answers, reason) };
-        let answer = encode(transaction, Message::Rej(rejection));
-        self.transmit(peer, answer.clone());
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.is_end_reported = true;
-        }
-        self.enter_timewait(now, id, Ended::Failed, Some(answer));
-        Ok(())
-    }
-
     pub(super) fn handle_rtu(&mut self, from: Peer, transaction: u64, rtu: &Rtu) {
         let Some(id) = self.find(from, rtu.remote_id, rtu.local_id) else {
             // The peer has a connection that this side does not have, for example because this side was restarted.
@@ -171,22 +119,5 @@ impl Manager {
         self.half_open.clear(id);
         self.advance(id, Phase::Established);
         self.report(id, Event::Established { id });
-    }
-
-    /// Handles an MRA: the peer's program needs time for its answer.
-    pub(super) fn handle_mra(&mut self, from: Peer, mra: &Mra) {
-        let Some(connection) = self.connections.get_mut(&mra.remote_id) else { return };
-        let is_from_peer = connection.peer.address == from.address
-            && connection.remote_id.is_none_or(|remote_id| remote_id == mra.local_id);
-        let is_expected = matches!(
-            (connection.phase, mra.answers),
-            (Phase::ReqSent, Answered::Req) | (Phase::RepSent, Answered::Rep)
-        );
-        if is_from_peer && is_expected {
-            // The message is still retransmitted, since the answer may be lost. It only takes longer until this side gives up.
-            let service = timeout(mra.timeout).min(LONGEST_SERVICE).as_nanos();
-            let extra = service.div_ceil(self.config.backoff.longest.as_nanos().max(1));
-            connection.extra_retries = u8::try_from(extra).unwrap_or(u8::MAX);
-        }
     }
 }

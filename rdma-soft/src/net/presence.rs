@@ -4,9 +4,9 @@
 //! reports the end of either process at once. Only processes of one user watch each other, as with
 //! [shared memory](super::shm).
 //!
-//! Each process listens at a name in the abstract namespace: the GUID of its device. The GUID is random and new for each process, and
-//! no other process learns it before the name is bound. So no other user can bind the name first and make the process seem dead, and
-//! a process that has the address of a dead one is not taken for it.
+//! Each process listens at a name in the abstract namespace: the GUID of its device. The GUID is random and new for each process,
+//! and no other process learns it before the name is bound. So no other user can bind the name first and make the process seem
+//! dead, and a process that has the address of a dead one is not taken for it.
 
 use std::collections::HashMap;
 use std::io;

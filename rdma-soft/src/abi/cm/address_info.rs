@@ -1,6 +1,6 @@
 //! Names of hosts and services.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 
 use libc::{addrinfo, sockaddr};
@@ -98,7 +98,7 @@ unsafe fn resolve(
     unsafe {
         let first = &*found;
         let (address, len) = (copy(first.ai_addr, first.ai_addrlen as usize), first.ai_addrlen);
-        let name = if first.ai_canonname.is_null() { null_mut() } else { copy_string(first.ai_canonname) };
+        let name = if first.ai_canonname.is_null() { null_mut() } else { libc::strdup(first.ai_canonname) };
         made.ai_family = first.ai_family;
         match is_passive {
             true => (made.ai_src_addr, made.ai_src_len, made.ai_src_canonname) = (address, len, name),
@@ -117,15 +117,15 @@ unsafe fn convert_to_ib(made: &mut rdma_addrinfo, has_service: bool) {
     let space = made.ai_port_space as u64;
     for (address, len) in [(made.ai_src_addr, &mut made.ai_src_len), (made.ai_dst_addr, &mut made.ai_dst_len)] {
         // SAFETY: the caller passes valid addresses or null.
-        let Ok(of) = (if address.is_null() { Err(0) } else { unsafe { super::address::read(address) } }) else {
+        let Ok(resolved) = (if address.is_null() { Err(0) } else { unsafe { super::address::read(address) } }) else {
             continue;
         };
-        let std::net::IpAddr::V6(gid) = of.ip() else { continue };
+        let std::net::IpAddr::V6(gid) = resolved.ip() else { continue };
         let raw = sockaddr_ib {
             sib_family: AF_IB as libc::sa_family_t,
             sib_pkey: u16::MAX,
             sib_addr: ib_addr { ib_u: ib_addr__bindgen_ty_1 { uib_addr8: gid.octets() } },
-            sib_sid: (space << 16 | u64::from(of.port())).to_be(),
+            sib_sid: (space << 16 | u64::from(resolved.port())).to_be(),
             sib_sid_mask: (if has_service { u64::MAX } else { u64::MAX << 16 }).to_be(),
             ..sockaddr_ib::zeroed()
         };
@@ -151,25 +151,18 @@ unsafe fn copy(from: *const sockaddr, len: usize) -> *mut sockaddr {
     to.cast()
 }
 
-/// # Safety
-/// `from` is a string.
-unsafe fn copy_string(from: *const c_char) -> *mut c_char {
-    // SAFETY: the caller passes a string.
-    unsafe { libc::strdup(CStr::from_ptr(from).as_ptr()) }
-}
-
 /// Frees the result of [`rdma_getaddrinfo`]: `rdma_freeaddrinfo(3)`.
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     let mut next = res;
     while !next.is_null() {
         // SAFETY: `rdma_getaddrinfo` created the result, and the caller frees it once. Its parts are of `malloc(3)` or null.
         unsafe {
-            let of = Box::from_raw(next);
-            libc::free(of.ai_src_addr.cast::<c_void>());
-            libc::free(of.ai_dst_addr.cast::<c_void>());
-            libc::free(of.ai_src_canonname.cast::<c_void>());
-            libc::free(of.ai_dst_canonname.cast::<c_void>());
-            next = of.ai_next;
+            let info = Box::from_raw(next);
+            libc::free(info.ai_src_addr.cast::<c_void>());
+            libc::free(info.ai_dst_addr.cast::<c_void>());
+            libc::free(info.ai_src_canonname.cast::<c_void>());
+            libc::free(info.ai_dst_canonname.cast::<c_void>());
+            next = info.ai_next;
         }
     }
 }

@@ -4,12 +4,11 @@ use core::ffi::{c_int, c_void};
 
 use rdma_sys::*;
 
-use super::id::complete;
-use super::object::{IdObject, number};
-use super::resolve::update;
+use super::id::finish;
+use super::object::{IdObject, number, update};
 use super::{qp, result};
 use crate::abi::limits::MAX_RD_ATOMIC;
-use crate::device::cma::ConnectParameters;
+use crate::device::cma::ConnectionParameters;
 use crate::device::device;
 use crate::wire::cm::RejectReason;
 
@@ -39,39 +38,39 @@ unsafe fn parameters(
     id: *mut rdma_cm_id,
     raw: *const rdma_conn_param,
     default: (u8, u8),
-) -> Result<ConnectParameters, c_int> {
+) -> Result<ConnectionParameters, c_int> {
     let object = id.cast::<IdObject>();
     // SAFETY: the caller passes a valid id.
     let (own_qp, connect_data) = unsafe { ((*id).qp, (*object).connect_data.clone()) };
-    let mut of = ConnectParameters {
+    let mut parameters = ConnectionParameters {
         private_data: connect_data,
         responder_resources: default.0,
         initiator_depth: default.1,
         retry_count: 7,
         rnr_retry_count: 7,
-        ..ConnectParameters::default()
+        ..ConnectionParameters::default()
     };
     if !raw.is_null() {
         // SAFETY: the caller passes valid parameters.
         let raw = unsafe { raw.read() };
         // SAFETY: as above.
-        of.private_data.extend(unsafe { private_data(raw.private_data, raw.private_data_len) });
+        parameters.private_data.extend(unsafe { private_data(raw.private_data, raw.private_data_len) });
         let choose = |value: u8, default: u8| match value {
             u8::MAX => Ok(default),
             value if value > MAX_RD_ATOMIC => Err(libc::EINVAL),
             value => Ok(value),
         };
-        of.responder_resources = choose(raw.responder_resources, default.0)?;
-        of.initiator_depth = choose(raw.initiator_depth, default.1)?;
-        of.flow_control = raw.flow_control != 0;
-        (of.retry_count, of.rnr_retry_count) = (raw.retry_count, raw.rnr_retry_count);
-        (of.qp_num, of.srq) = (raw.qp_num, raw.srq != 0);
+        parameters.responder_resources = choose(raw.responder_resources, default.0)?;
+        parameters.initiator_depth = choose(raw.initiator_depth, default.1)?;
+        parameters.flow_control = raw.flow_control != 0;
+        (parameters.retry_count, parameters.rnr_retry_count) = (raw.retry_count, raw.rnr_retry_count);
+        (parameters.qp_num, parameters.srq) = (raw.qp_num, raw.srq != 0);
     }
     if !own_qp.is_null() {
         // SAFETY: the queue pair of a valid id is valid.
-        (of.qp_num, of.srq) = unsafe { ((*own_qp).qp_num, !(*own_qp).srq.is_null()) };
+        (parameters.qp_num, parameters.srq) = unsafe { ((*own_qp).qp_num, !(*own_qp).srq.is_null()) };
     }
-    Ok(of)
+    Ok(parameters)
 }
 
 /// Requests a connection, or looks up a datagram service: `rdma_connect(3)`.
@@ -82,19 +81,11 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma
             let object = id.cast::<IdObject>();
             (*object).responder_resources = parameters.responder_resources;
             (*object).initiator_depth = parameters.initiator_depth;
-            update(id, |core, number| core.cm_connect(number, parameters, core_now()?))
+            update(id, |core, number, now| core.cm_connect(number, parameters, now))
         })
     };
-    match result(connected) {
-        // SAFETY: as above.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
-}
-
-/// The time of the device.
-fn core_now() -> Result<crate::transport::Time, c_int> {
-    device().map(|device| device.now()).ok_or(libc::ENODEV)
+    // SAFETY: as above.
+    unsafe { finish(id, connected) }
 }
 
 /// Accepts a request: `rdma_accept(3)`.
@@ -112,21 +103,18 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_
             }
             Ok(parameters)
         });
-        prepared.and_then(|parameters| update(id, |core, number| core.cm_accept(number, &parameters, core_now()?)))
+        prepared.and_then(|parameters| update(id, |core, number, now| core.cm_accept(number, &parameters, now)))
     };
-    match result(accepted) {
-        // The peer confirms a connection, but not the reply to a lookup.
-        // SAFETY: as above.
-        0 if unsafe { (*id).qp_type } != IBV_QPT_UD => unsafe { complete(id) },
-        other => other,
-    }
+    // The peer confirms a connection, but not the reply to a lookup.
+    // SAFETY: as above.
+    unsafe { if (*id).qp_type == IBV_QPT_UD { result(accepted) } else { finish(id, accepted) } }
 }
 
 unsafe fn reject(id: *mut rdma_cm_id, reason: RejectReason, data: *const c_void, len: u8) -> c_int {
     // SAFETY: the caller passes a valid id and data.
     let rejected = unsafe {
         let data = private_data(data, len);
-        update(id, |core, number| core.cm_reject(number, reason, &data, core_now()?))
+        update(id, |core, number, now| core.cm_reject(number, reason, &data, now))
     };
     result(rejected)
 }
@@ -152,7 +140,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller passes a valid id.
     let established = unsafe {
         match (*id).qp.is_null() {
-            true => update(id, |core, number| core.cm_establish(number, core_now()?)),
+            true => update(id, |core, number, now| core.cm_establish(number, now)),
             false => Err(libc::EINVAL),
         }
     };
@@ -164,7 +152,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type)
     // SAFETY: the caller passes a valid id.
     let notified = unsafe {
         match event {
-            IBV_EVENT_COMM_EST => update(id, |core, number| core.cm_notify(number, core_now()?)),
+            IBV_EVENT_COMM_EST => update(id, |core, number, now| core.cm_notify(number, now)),
             _ => Ok(()),
         }
     };
@@ -176,13 +164,10 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller passes a valid id.
     let disconnected = unsafe {
         qp::fail(id);
-        update(id, |core, number| core.cm_disconnect(number, core_now()?))
+        update(id, |core, number, now| core.cm_disconnect(number, now))
     };
-    match result(disconnected) {
-        // SAFETY: as above.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
+    // SAFETY: as above.
+    unsafe { finish(id, disconnected) }
 }
 
 /// Returns the attributes that move a queue pair to the state in `qp_attr`: `rdma_init_qp_attr` of rdma-core.

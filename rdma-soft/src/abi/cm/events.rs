@@ -1,12 +1,12 @@
 //! Events of ids.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
 
 use rdma_sys::*;
 
 use super::object::{IdObject, channel_number, refresh};
-use super::{qp, result};
+use super::{multicast, qp, result};
 use crate::device::cma::{CmEvent, Parameters};
 use crate::device::{Device, Locked, device, wait};
 
@@ -65,8 +65,8 @@ unsafe fn convert(
         // SAFETY: the listening id is valid.
         let (context, ps) = unsafe { ((*listen_id).context, (*listen_id).ps.0) };
         id = IdObject::allocate(number, channel, context, ps).cast();
-        if let Some(of) = core.state.cma.ids.get_mut(number) {
-            of.object = id as usize;
+        if let Some(request) = core.state.cma.ids.get_mut(number) {
+            request.object = id as usize;
         }
     }
     if changes_route(kind) {
@@ -75,15 +75,14 @@ unsafe fn convert(
     }
     *core.state.shared.events.unacknowledged.entry(reporter).or_default() += 1;
     drop(core);
-    let (param, private_data) = fill(&parameters);
     let object = id.cast::<IdObject>();
     // SAFETY: the id is valid, and its program does not use it while it reads its event.
     unsafe {
         match (kind, &parameters) {
-            (RDMA_CM_EVENT_CONNECT_REQUEST, of) => {
-                if let Parameters::Connected(of) = of {
-                    (*object).responder_resources = of.responder_resources;
-                    (*object).initiator_depth = of.initiator_depth;
+            (RDMA_CM_EVENT_CONNECT_REQUEST, _) => {
+                if let Parameters::Connected(connection) = &parameters {
+                    (*object).responder_resources = connection.responder_resources;
+                    (*object).initiator_depth = connection.initiator_depth;
                 }
                 if (*listen_id.cast::<IdObject>()).is_synchronous && super::rdma_migrate_id(id, null_mut()) != 0 {
                     status = -libc::ENOMEM;
@@ -101,30 +100,19 @@ unsafe fn convert(
                 return None;
             }
             (RDMA_CM_EVENT_REJECTED, _) => qp::fail(id),
-            (RDMA_CM_EVENT_MULTICAST_JOIN, Parameters::Datagram(of)) => {
-                if let Err(errno) = super::multicast::finish_join(id, of.membership) {
+            (RDMA_CM_EVENT_MULTICAST_JOIN, Parameters::Datagram(datagram)) => {
+                let joined = datagram.membership.map_or(Ok(()), |membership| multicast::finish_join(id, membership));
+                if let Err(errno) = joined {
                     (kind, status) = (RDMA_CM_EVENT_MULTICAST_ERROR, -errno);
                 }
             }
             _ => {}
         }
     }
+    // SAFETY: the id is valid.
+    let (param, private_data) = unsafe { convert_parameters(id, parameters) };
     let event = rdma_cm_event { id, listen_id, event: kind, status, param };
-    let read = Box::into_raw(Box::new(EventObject { event, private_data }));
-    // SAFETY: the object was just created. The data stays in place, as the vector is not changed.
-    unsafe {
-        let data: *const c_void =
-            if (*read).private_data.is_empty() { null() } else { (*read).private_data.as_ptr().cast() };
-        match &parameters {
-            Parameters::Connected(_) => (*read).event.param.conn.private_data = data,
-            Parameters::Datagram(of) if of.membership != 0 => {
-                (*read).event.param.ud.private_data = super::multicast::context_of(id, of.membership);
-            }
-            Parameters::Datagram(_) => (*read).event.param.ud.private_data = data,
-            Parameters::None => {}
-        }
-        Some(&raw mut (*read).event)
-    }
+    Some(Box::into_raw(Box::new(EventObject { event, private_data })).cast())
 }
 
 /// Whether an event tells the program about a new route. In librdmacm too, the others do not change the id.
@@ -139,35 +127,46 @@ fn changes_route(kind: rdma_cm_event_type) -> bool {
     )
 }
 
-/// The parameters of an event without their private data, and the private data.
-fn fill(parameters: &Parameters) -> (rdma_cm_event__bindgen_ty_1, Vec<u8>) {
+/// Converts the parameters of an event. Returns them with their private data, which they point to.
+///
+/// The private data of a multicast event is the program's context of the membership.
+///
+/// # Safety
+/// The id is valid.
+unsafe fn convert_parameters(id: *mut rdma_cm_id, parameters: Parameters) -> (rdma_cm_event__bindgen_ty_1, Vec<u8>) {
+    // The pointer stays valid when the vector moves.
+    let pointer = |data: &Vec<u8>| if data.is_empty() { null() } else { data.as_ptr().cast::<c_void>() };
+    let mut param = rdma_cm_event__bindgen_ty_1 { ud: rdma_ud_param::zeroed() };
     match parameters {
-        Parameters::None => (rdma_cm_event__bindgen_ty_1 { ud: rdma_ud_param::zeroed() }, Vec::new()),
-        Parameters::Connected(of) => {
-            let conn = rdma_conn_param {
-                private_data: null(),
-                private_data_len: of.private_data.len() as u8,
-                responder_resources: of.responder_resources,
-                initiator_depth: of.initiator_depth,
-                flow_control: of.flow_control.into(),
-                retry_count: of.retry_count,
-                rnr_retry_count: of.rnr_retry_count,
-                srq: of.srq.into(),
-                qp_num: of.qp_num,
+        Parameters::None => (param, Vec::new()),
+        Parameters::Connected(connection) => {
+            param.conn = rdma_conn_param {
+                private_data: pointer(&connection.private_data),
+                private_data_len: connection.private_data.len() as u8,
+                responder_resources: connection.responder_resources,
+                initiator_depth: connection.initiator_depth,
+                flow_control: connection.flow_control.into(),
+                retry_count: connection.retry_count,
+                rnr_retry_count: connection.rnr_retry_count,
+                srq: connection.srq.into(),
+                qp_num: connection.qp_num,
             };
-            let mut param = rdma_cm_event__bindgen_ty_1 { ud: rdma_ud_param::zeroed() };
-            param.conn = conn;
-            (param, of.private_data.clone())
+            (param, connection.private_data)
         }
-        Parameters::Datagram(of) => {
-            let ud = rdma_ud_param {
-                private_data: null(),
-                private_data_len: of.private_data.len() as u8,
-                ah_attr: of.ah_attr,
-                qp_num: of.qp_num,
-                qkey: of.qkey,
+        Parameters::Datagram(datagram) => {
+            let private_data = match datagram.membership {
+                // SAFETY: the caller passes a valid id.
+                Some(membership) => unsafe { multicast::context_of(id, membership) },
+                None => pointer(&datagram.private_data),
             };
-            (rdma_cm_event__bindgen_ty_1 { ud }, of.private_data.clone())
+            param.ud = rdma_ud_param {
+                private_data,
+                private_data_len: datagram.private_data.len() as u8,
+                ah_attr: datagram.ah_attr,
+                qp_num: datagram.qp_num,
+                qkey: datagram.qkey,
+            };
+            (param, datagram.private_data)
         }
     }
 }
@@ -198,4 +197,24 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
         acknowledge(device, reporter as usize);
     }
     0
+}
+
+/// Returns the name of a connection event: `rdma_event_str(3)`.
+pub unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
+    macro_rules! names {
+        ($($name:ident)*) => {
+            match event {
+                $($name => concat!(stringify!($name), "\0"),)*
+                _ => "UNKNOWN EVENT\0",
+            }
+        };
+    }
+    let name = names! {
+        RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED RDMA_CM_EVENT_ROUTE_ERROR
+        RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_RESPONSE RDMA_CM_EVENT_CONNECT_ERROR
+        RDMA_CM_EVENT_UNREACHABLE RDMA_CM_EVENT_REJECTED RDMA_CM_EVENT_ESTABLISHED RDMA_CM_EVENT_DISCONNECTED
+        RDMA_CM_EVENT_DEVICE_REMOVAL RDMA_CM_EVENT_MULTICAST_JOIN RDMA_CM_EVENT_MULTICAST_ERROR
+        RDMA_CM_EVENT_ADDR_CHANGE RDMA_CM_EVENT_TIMEWAIT_EXIT
+    };
+    name.as_ptr().cast()
 }

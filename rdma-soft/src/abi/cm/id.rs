@@ -7,7 +7,7 @@ use rdma_sys::*;
 
 use super::object::{ChannelObject, IdObject, channel_number, number};
 use super::{devices, result};
-use crate::abi::errors::{null, set_errno};
+use crate::abi::errors::{errno, null};
 use crate::abi::events::wait_until_acknowledged;
 use crate::device::cma::{EventChannel, Id};
 use crate::device::device;
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn rdma_create_id(
     let channel = if is_synchronous { unsafe { rdma_create_event_channel() } } else { channel };
     let (Some(device), false) = (device(), channel.is_null()) else { return -1 };
     // SAFETY: the channel is valid.
-    let of = unsafe { channel_number(channel) };
+    let to = unsafe { channel_number(channel) };
     let mut core = device.lock();
     let is_first = match core.open_presence() {
         Ok(is_first) => is_first,
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn rdma_create_id(
             return result(Err(errno));
         }
     };
-    let number = core.state.cma.add_id(Id::new(space, of, 0));
+    let number = core.state.cma.add_id(Id::new(space, to, 0));
     let object = IdObject::allocate(number, channel, context, ps.0);
     if let Some(id) = core.state.cma.ids.get_mut(number) {
         id.object = object as usize;
@@ -149,30 +149,36 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
     0
 }
 
+/// Returns the result of a call on an id, as 0 or as -1 with `errno`. A synchronous id waits for the event of the call first.
+///
+/// # Safety
+/// The id is valid.
+pub(super) unsafe fn finish(id: *mut rdma_cm_id, called: Result<(), c_int>) -> c_int {
+    // SAFETY: the caller passes a valid id.
+    result(called.and_then(|()| unsafe { complete(id) }))
+}
+
 /// Waits for the event of a call on a synchronous id, and keeps it in the id until the next call.
 ///
 /// # Safety
 /// The id is valid.
-pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
+unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), c_int> {
     // SAFETY: the caller passes a valid id, and only its own thread uses a synchronous id.
     unsafe {
         if !(*id.cast::<IdObject>()).is_synchronous {
-            return 0;
+            return Ok(());
         }
         let event = core::mem::replace(&mut (*id).event, null_mut());
         if !event.is_null() {
             super::rdma_ack_cm_event(event);
         }
         if super::rdma_get_cm_event((*id).channel, &raw mut (*id).event) != 0 {
-            return -1;
+            return Err(errno());
         }
-        let errno = match (*(*id).event).status {
-            0 => return 0,
-            _ if (*(*id).event).event == RDMA_CM_EVENT_REJECTED => libc::ECONNREFUSED,
-            status if status < 0 => -status,
-            status => status,
-        };
-        set_errno(errno);
-        -1
+        match (*(*id).event).status {
+            0 => Ok(()),
+            _ if (*(*id).event).event == RDMA_CM_EVENT_REJECTED => Err(libc::ECONNREFUSED),
+            status => Err(status.abs()),
+        }
     }
 }

@@ -8,7 +8,7 @@ use libc::sockaddr;
 use rdma_sys::*;
 
 use super::object::{IdObject, Membership, number};
-use super::{address, id::complete, result};
+use super::{address, id::finish, result};
 use crate::abi::{ibv_attach_mcast, ibv_detach_mcast};
 use crate::device::{device, gid as gid_of};
 
@@ -29,11 +29,11 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     let needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
     // SAFETY: the caller passes valid arguments.
     unsafe {
-        let of = mc_join_attr.read();
-        if of.comp_mask != needed.0 || of.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED.0 {
+        let attr = mc_join_attr.read();
+        if attr.comp_mask != needed.0 || attr.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED.0 {
             return result(Err(libc::EINVAL));
         }
-        join(id, of.addr, context, of.join_flags != RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0)
+        join(id, attr.addr, context, attr.join_flags != RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0)
     }
 }
 
@@ -54,11 +54,8 @@ unsafe fn join(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void, r
             Ok(())
         })
     };
-    match result(joined) {
-        // SAFETY: as above.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
+    // SAFETY: as above.
+    unsafe { finish(id, joined) }
 }
 
 /// Attaches the queue pair of an id to a group that it has joined.
@@ -68,12 +65,16 @@ unsafe fn join(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void, r
 pub(super) unsafe fn finish_join(id: *mut rdma_cm_id, membership: u32) -> Result<(), c_int> {
     // SAFETY: the caller passes a valid id.
     let (qp, object) = unsafe { ((*id).qp, &*id.cast::<IdObject>()) };
-    let group = object.memberships().iter().find(|of| of.number == membership && of.receives).map(|of| of.group);
+    let group = object
+        .memberships()
+        .iter()
+        .find(|joined| joined.number == membership && joined.receives)
+        .map(|joined| joined.group);
     let Some(group) = group.filter(|_| !qp.is_null()) else { return Ok(()) };
     // SAFETY: the caller passes a valid queue pair.
     unsafe { attach(qp, group)? };
-    if let Some(of) = object.memberships().iter_mut().find(|of| of.number == membership) {
-        of.is_attached = true;
+    if let Some(joined) = object.memberships().iter_mut().find(|joined| joined.number == membership) {
+        joined.is_attached = true;
         return Ok(());
     }
     // Another thread has left the group meanwhile.
@@ -90,7 +91,7 @@ pub(super) unsafe fn context_of(id: *mut rdma_cm_id, membership: u32) -> *const 
     // SAFETY: the caller passes a valid id.
     let object = unsafe { &*id.cast::<IdObject>() };
     let memberships = object.memberships();
-    memberships.iter().find(|of| of.number == membership).map_or(null_mut(), |of| of.context)
+    memberships.iter().find(|joined| joined.number == membership).map_or(null_mut(), |joined| joined.context)
 }
 
 /// # Safety
@@ -121,11 +122,11 @@ pub(super) unsafe fn detach_all(id: *mut rdma_cm_id) {
     let (qp, object) = unsafe { ((*id).qp, &*id.cast::<IdObject>()) };
     let attached: Vec<SocketAddr> = {
         let mut memberships = object.memberships();
-        let attached = memberships.iter_mut().filter(|of| of.is_attached);
+        let attached = memberships.iter_mut().filter(|membership| membership.is_attached);
         attached
-            .map(|of| {
-                of.is_attached = false;
-                of.group
+            .map(|membership| {
+                membership.is_attached = false;
+                membership.group
             })
             .collect()
     };
@@ -139,15 +140,18 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut so
     let left = unsafe {
         address::read(addr).and_then(|group| {
             let device = device().ok_or(libc::ENODEV)?;
-            let of = {
+            let membership = {
                 let mut memberships = (*id.cast::<IdObject>()).memberships();
-                let at = memberships.iter().position(|of| of.group.ip() == group.ip()).ok_or(libc::EADDRNOTAVAIL)?;
+                let at = memberships
+                    .iter()
+                    .position(|membership| membership.group.ip() == group.ip())
+                    .ok_or(libc::EADDRNOTAVAIL)?;
                 memberships.remove(at)
             };
-            if of.is_attached {
-                detach((*id).qp, of.group);
+            if membership.is_attached {
+                detach((*id).qp, membership.group);
             }
-            device.lock().cm_leave(number(id), of.number)
+            device.lock().cm_leave(number(id), membership.number)
         })
     };
     result(left)

@@ -1,6 +1,6 @@
-//! The memory of ids and event channels.
+//! The memory of ids and event channels, and calls that change it.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,8 @@ use rdma_sys::*;
 
 use super::address;
 use super::devices::shared;
-use crate::device::{Core, gid};
+use crate::device::{Core, device, gid};
+use crate::transport::Time;
 
 /// The memory of an `rdma_cm_id`, which is its first field.
 #[repr(C)]
@@ -102,18 +103,18 @@ pub(super) unsafe fn channel_number(channel: *mut rdma_event_channel) -> u32 {
 pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) {
     // SAFETY: the caller passes a valid id.
     let (number, object) = (unsafe { number(id) }, id.cast::<IdObject>());
-    let Some(of) = core.state.cma.ids.get(number) else { return };
+    let Some(known) = core.state.cma.ids.get(number) else { return };
     // SAFETY: the caller passes a valid id. The fields are written in place.
     unsafe {
-        address::write(&raw mut (*id).route.addr.__bindgen_anon_1.src_storage, of.source);
-        if let Some(destination) = of.destination {
+        address::write(&raw mut (*id).route.addr.__bindgen_anon_1.src_storage, known.source);
+        if let Some(destination) = known.destination {
             address::write(&raw mut (*id).route.addr.__bindgen_anon_2.dst_storage, destination);
         }
     }
     // The context was opened before the id was created.
-    let (Some(link), Some(shared)) = (of.link, shared()) else { return };
+    let (Some(link), Some(shared)) = (known.link, shared()) else { return };
     let own = core.links.get(link).map_or([0; 16], |link| gid(link.socket.address()));
-    let peer = of.remote_gid.or(of.destination.map(|to| gid(to.ip()))).unwrap_or_default();
+    let peer = known.remote_gid.or(known.destination.map(|to| gid(to.ip()))).unwrap_or_default();
     // SAFETY: as above.
     unsafe {
         if (*id).verbs.is_null() {
@@ -123,13 +124,13 @@ pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) {
         (*id).route.addr.addr.ibaddr.sgid.raw = own;
         (*id).route.addr.addr.ibaddr.dgid.raw = peer;
         (*id).route.addr.addr.ibaddr.pkey = crate::device::PKEY.to_be();
-        if of.has_route() {
+        if known.has_route() {
             let mtu = core.links.get(link).map_or(IBV_MTU_1024, |link| crate::device::qp::mtu_code(link.socket.mtu()));
             (*object).path = ibv_sa_path_rec {
                 dgid: ibv_gid { raw: peer },
                 sgid: ibv_gid { raw: own },
                 hop_limit: crate::net::Origin::HOPS,
-                traffic_class: of.options.tos,
+                traffic_class: known.options.tos,
                 reversible: 1,
                 numb_path: 1,
                 pkey: crate::device::PKEY.to_be(),
@@ -144,4 +145,27 @@ pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) {
             ((*id).route.path_rec, (*id).route.num_paths) = (&raw mut (*object).path, 1);
         }
     }
+}
+
+/// Runs a call on an id with the device locked, at the current time, and copies the changed fields to its C structure.
+///
+/// `ENXIO` if the device of the id was removed.
+///
+/// # Safety
+/// The id is valid, and no other thread accesses its structure.
+pub(super) unsafe fn update(
+    id: *mut rdma_cm_id,
+    call: impl FnOnce(&mut Core, u32, Time) -> Result<(), c_int>,
+) -> Result<(), c_int> {
+    let device = device().ok_or(libc::ENODEV)?;
+    // SAFETY: the caller passes a valid id.
+    let number = unsafe { number(id) };
+    let mut core = device.lock();
+    let called = core.state.cma.check_device(number).and_then(|()| call(&mut core, number, device.now()));
+    // A peer in this process answers at once.
+    core.receive_own(device.now());
+    // SAFETY: as above.
+    unsafe { refresh(&core, id) };
+    device.unlock(core);
+    called
 }

@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::object::number;
 use super::result;
-use crate::device::cma::{Id, Options, Phase};
+use crate::device::cma::{Id, IdState};
 use crate::device::device;
 
 /// Changes an id with the device locked. Fails with `ENXIO` if its device was removed.
@@ -19,7 +19,7 @@ unsafe fn change(id: *mut rdma_cm_id, change: impl FnOnce(&mut Id) -> Result<(),
     let number = unsafe { number(id) };
     let mut core = device.lock();
     core.state.cma.check_device(number)?;
-    core.state.cma.ids.get_mut(number).ok_or(libc::EINVAL).and_then(change)
+    core.state.cma.id_mut(number).and_then(change)
 }
 
 /// Reads an option value.
@@ -48,25 +48,37 @@ pub unsafe extern "C" fn rdma_set_option(
     // SAFETY: the caller passes a valid id and a value of that size.
     let set = unsafe {
         match (level, optname) {
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => {
-                read::<u8>(optval, optlen).and_then(|tos| change(id, |id| set_option(id, |of| of.tos = tos)))
-            }
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => read::<u8>(optval, optlen).and_then(|tos| {
+                change(id, |id| {
+                    id.options.tos = tos;
+                    Ok(())
+                })
+            }),
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => read::<c_int>(optval, optlen).and_then(|value| {
-                change(id, |id| match id.phase {
-                    Phase::Listening => Err(libc::EINVAL),
-                    _ => set_option(id, |of| of.reuses_address = value != 0),
+                change(id, |id| {
+                    if id.state == IdState::Listening {
+                        return Err(libc::EINVAL);
+                    }
+                    id.options.reuses_address = value != 0;
+                    Ok(())
                 })
             }),
             (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => read::<c_int>(optval, optlen).and_then(|value| {
-                change(id, |id| match id.phase {
-                    Phase::Idle | Phase::Bound => set_option(id, |of| of.is_ipv6_only = value != 0),
-                    _ => Err(libc::EINVAL),
+                change(id, |id| {
+                    if !matches!(id.state, IdState::Idle | IdState::Bound) {
+                        return Err(libc::EINVAL);
+                    }
+                    id.options.is_ipv6_only = value != 0;
+                    Ok(())
                 })
             }),
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => read::<u8>(optval, optlen).and_then(|exponent| {
-                change(id, |id| match id.is_datagram() || exponent > 31 {
-                    true => Err(libc::EINVAL),
-                    false => set_option(id, |of| of.ack_timeout = Some(exponent)),
+                change(id, |id| {
+                    if id.is_datagram() || exponent > 31 {
+                        return Err(libc::EINVAL);
+                    }
+                    id.options.ack_timeout = Some(exponent);
+                    Ok(())
                 })
             }),
             // RoCE has no path records of a subnet administrator.
@@ -75,11 +87,6 @@ pub unsafe extern "C" fn rdma_set_option(
         }
     };
     result(set)
-}
-
-fn set_option(id: &mut Id, set: impl FnOnce(&mut Options)) -> Result<(), c_int> {
-    set(&mut id.options);
-    Ok(())
 }
 
 /// Sets the vendor options that the next request or reply offers: `rdma_set_local_ece(3)`.
@@ -95,7 +102,10 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
         if !(*id).qp.is_null() || vendor_id == 0 || comp_mask != 0 {
             return result(Err(libc::EINVAL));
         }
-        change(id, |id| set_option(id, |of| of.local_ece = (vendor_id, options)))
+        change(id, |id| {
+            id.options.local_ece = (vendor_id, options);
+            Ok(())
+        })
     };
     result(set)
 }

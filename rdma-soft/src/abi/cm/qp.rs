@@ -50,7 +50,7 @@ pub(super) unsafe fn to_rts(id: *mut rdma_cm_id) -> Result<(), c_int> {
         modify(id, IBV_QPS_INIT, |_| {})?;
         modify(id, IBV_QPS_RTR, |attr| {
             attr.min_rnr_timer = MIN_RNR_TIMER;
-            attr.max_dest_rd_atomic = served.min(attr.max_dest_rd_atomic.max(served));
+            attr.max_dest_rd_atomic = served;
         })?;
         modify(id, IBV_QPS_RTS, |attr| attr.max_rd_atomic = attr.max_rd_atomic.min(asked))
     }
@@ -132,10 +132,10 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
             (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
             (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
         ] {
-            let (of, with) = (cq.replace(null_mut()), channel.replace(null_mut()));
-            if !with.is_null() {
-                ibv_destroy_cq(of);
-                ibv_destroy_comp_channel(with);
+            let (cq, channel) = (cq.replace(null_mut()), channel.replace(null_mut()));
+            if !channel.is_null() {
+                ibv_destroy_cq(cq);
+                ibv_destroy_comp_channel(channel);
             }
         }
     }

@@ -6,46 +6,21 @@ use core::time::Duration;
 use libc::sockaddr;
 use rdma_sys::*;
 
-use super::id::complete;
-use super::object::{number, refresh};
+use super::id::finish;
+use super::object::update;
 use super::{address, result};
-use crate::device::{Core, device};
-use crate::transport::Time;
-
-/// Runs a call on an id with the device locked, and copies the changed fields to its C structure.
-///
-/// `ENXIO` if the device of the id was removed.
-///
-/// # Safety
-/// The id is valid, and no other thread accesses its structure.
-pub(super) unsafe fn update(
-    id: *mut rdma_cm_id,
-    call: impl FnOnce(&mut Core, u32) -> Result<(), c_int>,
-) -> Result<(), c_int> {
-    let device = device().ok_or(libc::ENODEV)?;
-    // SAFETY: the caller passes a valid id.
-    let number = unsafe { number(id) };
-    let mut core = device.lock();
-    let called = core.state.cma.check_device(number).and_then(|()| call(&mut core, number));
-    // A peer in this process answers at once.
-    core.receive_own(device.now());
-    // SAFETY: as above.
-    unsafe { refresh(&core, id) };
-    device.unlock(core);
-    called
-}
 
 /// Binds an id to a local address: `rdma_bind_addr(3)`.
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: the caller passes valid arguments.
-    let bound = unsafe { address::read(addr).and_then(|addr| update(id, |core, id| core.cm_bind(id, addr))) };
+    let bound = unsafe { address::read(addr).and_then(|addr| update(id, |core, id, _| core.cm_bind(id, addr))) };
     result(bound)
 }
 
 /// Listens for requests: `rdma_listen(3)`.
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: the caller passes a valid id.
-    result(unsafe { update(id, |core, id| core.cm_listen(id, backlog)) })
+    result(unsafe { update(id, |core, id, _| core.cm_listen(id, backlog)) })
 }
 
 /// Resolves the address of a peer: `rdma_resolve_addr(3)`.
@@ -62,24 +37,19 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     };
     let resolved = addresses.and_then(|(source, destination)| {
         // SAFETY: the caller passes a valid id.
-        unsafe { update(id, |core, id| core.cm_resolve_address(id, source, destination)) }
+        unsafe { update(id, |core, id, _| core.cm_resolve_address(id, source, destination)) }
     });
-    match result(resolved) {
-        // SAFETY: as above.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
+    // SAFETY: as above.
+    unsafe { finish(id, resolved) }
 }
 
 /// Resolves the route to a peer: `rdma_resolve_route(3)`.
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     let timeout = Duration::from_millis(timeout_ms.max(0) as u64);
-    let now = device().map_or(Time(0), |device| device.now());
     // SAFETY: the caller passes a valid id.
-    match result(unsafe { update(id, |core, id| core.cm_resolve_route(id, timeout, now)) }) {
-        // SAFETY: as above.
-        0 => unsafe { complete(id) },
-        failed => failed,
+    unsafe {
+        let resolved = update(id, |core, id, now| core.cm_resolve_route(id, timeout, now));
+        finish(id, resolved)
     }
 }
 

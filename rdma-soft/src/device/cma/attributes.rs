@@ -2,8 +2,8 @@
 
 use rdma_sys::*;
 
-use super::id::{Id, Phase};
-use crate::cm::{Ended, Negotiated, Phase as ConnectionPhase};
+use super::id::{Id, IdState};
+use crate::cm::{Ended, Negotiated, Phase};
 use crate::device::Core;
 use crate::net::Origin;
 
@@ -40,31 +40,31 @@ impl Core {
     pub(crate) fn cm_attributes(&self, number: u32, state: ibv_qp_state) -> Result<(ibv_qp_attr, u32), i32> {
         let cma = &self.state.cma;
         cma.check_device(number)?;
-        let id = cma.ids.get(number).ok_or(libc::EINVAL)?;
+        let id = cma.id(number)?;
         // The device of an id that is bound to all addresses is not known.
         let link = id.link.ok_or(libc::EINVAL)?;
         let connection = id.connection.filter(|_| !id.is_datagram());
         let negotiated = connection.and_then(|connection| cma.manager.negotiated(connection));
         let known = match connection.map(|connection| cma.manager.phase(connection)) {
             None => Known::Nothing,
-            Some(Some(ConnectionPhase::ReqSent)) => Known::OwnRequest,
-            Some(None | Some(ConnectionPhase::Timewait(Ended::Failed | Ended::Disconnected))) => Known::Ended,
-            Some(Some(ConnectionPhase::DreqSent | ConnectionPhase::DreqReceived)) => Known::Ended,
+            Some(Some(Phase::ReqSent)) => Known::OwnRequest,
+            Some(None | Some(Phase::Timewait(Ended::Failed | Ended::Disconnected))) => Known::Ended,
+            Some(Some(Phase::DreqSent | Phase::DreqReceived)) => Known::Ended,
             Some(Some(_)) => Known::All,
         };
         match (state, known, negotiated) {
             (IBV_QPS_INIT, Known::Nothing, _) => Ok(init(id)),
-            (IBV_QPS_INIT, Known::OwnRequest | Known::All, Some(of)) => {
+            (IBV_QPS_INIT, Known::OwnRequest | Known::All, Some(negotiated)) => {
                 let (attr, mask) = init(id);
-                let reads = if of.responder_resources > 0 {
+                let reads = if negotiated.responder_resources > 0 {
                     IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC
                 } else {
                     ibv_access_flags(0)
                 };
                 Ok((ibv_qp_attr { qp_access_flags: (IBV_ACCESS_REMOTE_WRITE | reads).0, ..attr }, mask))
             }
-            (IBV_QPS_RTR, Known::All, Some(of)) => Ok(ready_to_receive(id, link, of)),
-            (IBV_QPS_RTS, Known::All, Some(of)) => Ok(ready_to_send(id, of)),
+            (IBV_QPS_RTR, Known::All, Some(negotiated)) => Ok(ready_to_receive(id, link, negotiated)),
+            (IBV_QPS_RTS, Known::All, Some(negotiated)) => Ok(ready_to_send(id, negotiated)),
             _ => Err(libc::EINVAL),
         }
     }
@@ -79,15 +79,15 @@ fn init(id: &Id) -> (ibv_qp_attr, u32) {
     }
 }
 
-fn ready_to_receive(id: &Id, link: usize, of: &Negotiated) -> (ibv_qp_attr, u32) {
+fn ready_to_receive(id: &Id, link: usize, negotiated: &Negotiated) -> (ibv_qp_attr, u32) {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
-        ah_attr: address_vector(id.remote_gid.unwrap_or_default(), link, of.traffic_class),
-        path_mtu: ibv_mtu(of.mtu.into()),
-        dest_qp_num: of.remote_qpn,
+        ah_attr: address_vector(id.remote_gid.unwrap_or_default(), link, negotiated.traffic_class),
+        path_mtu: ibv_mtu(negotiated.mtu.into()),
+        dest_qp_num: negotiated.remote_qpn,
         // On the passive side, `receive_psn` is not known before the reply.
         rq_psn: id.psn,
-        max_dest_rd_atomic: of.responder_resources,
+        max_dest_rd_atomic: negotiated.responder_resources,
         min_rnr_timer: 0,
         ..ibv_qp_attr::zeroed()
     };
@@ -101,14 +101,14 @@ fn ready_to_receive(id: &Id, link: usize, of: &Negotiated) -> (ibv_qp_attr, u32)
     (attr, mask.0)
 }
 
-fn ready_to_send(id: &Id, of: &Negotiated) -> (ibv_qp_attr, u32) {
+fn ready_to_send(id: &Id, negotiated: &Negotiated) -> (ibv_qp_attr, u32) {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
-        sq_psn: of.send_psn,
-        timeout: id.options.ack_timeout.unwrap_or(of.ack_timeout),
-        retry_cnt: of.retry_count,
-        rnr_retry: of.rnr_retry_count,
-        max_rd_atomic: of.initiator_depth,
+        sq_psn: negotiated.send_psn,
+        timeout: id.options.ack_timeout.unwrap_or(negotiated.ack_timeout),
+        retry_cnt: negotiated.retry_count,
+        rnr_retry: negotiated.rnr_retry_count,
+        max_rd_atomic: negotiated.initiator_depth,
         ..ibv_qp_attr::zeroed()
     };
     let mask =
@@ -118,5 +118,5 @@ fn ready_to_send(id: &Id, of: &Negotiated) -> (ibv_qp_attr, u32) {
 
 /// Whether the state of an id allows it to join multicast groups.
 pub(super) fn may_join(id: &Id) -> bool {
-    id.is_datagram() && matches!(id.phase, Phase::Bound | Phase::AddressResolved) && id.link.is_some()
+    id.is_datagram() && matches!(id.state, IdState::Bound | IdState::AddressResolved) && id.link.is_some()
 }

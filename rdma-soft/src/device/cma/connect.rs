@@ -2,9 +2,11 @@
 
 use rdma_sys::*;
 
+use super::Cma;
+use super::event::ConnectionParameters;
 use super::finding::{Found, Goal, TIMEOUT};
-use super::id::{ConnectParameters, Id, Phase};
-use crate::cm::{CallError, Peer, Phase as ConnectionPhase};
+use super::id::{Id, IdState};
+use crate::cm::{CallError, ConnectionId, Peer, Phase};
 use crate::device::qp::{PKEY, mtu_code};
 use crate::device::{Core, gid};
 use crate::net::presence::Process;
@@ -39,27 +41,47 @@ fn padded<const N: usize>(header: &[u8], data: &[u8]) -> Result<[u8; N], i32> {
     Ok(padded)
 }
 
-impl Core {
-    /// An id that has a connection or a lookup.
-    fn connected(&self, number: u32) -> Result<(&Id, u32), i32> {
-        let cma = &self.state.cma;
-        let id = cma.ids.get(number).ok_or(libc::EINVAL)?;
-        // After timewait another connection may get the same random id.
-        let connection = id.connection.filter(|connection| cma.by_connection.get(connection) == Some(&number));
-        connection.map(|connection| (id, connection)).ok_or(libc::EINVAL)
+impl Cma {
+    /// Returns the connection or lookup of an id if it still belongs to the id. After timewait another id may have the same one.
+    fn current(&self, number: u32, connection: Option<ConnectionId>) -> Option<ConnectionId> {
+        connection.filter(|connection| self.by_connection.get(connection) == Some(&number))
     }
 
+    /// An id that has a connection or a lookup.
+    fn connected(&self, number: u32) -> Result<(&Id, ConnectionId), i32> {
+        let id = self.id(number)?;
+        self.current(number, id.connection).map(|connection| (id, connection)).ok_or(libc::EINVAL)
+    }
+
+    /// Ends the connection or lookup of an id.
+    pub(super) fn release_connection(
+        &mut self,
+        now: Time,
+        number: u32,
+        connection: Option<ConnectionId>,
+        is_datagram: bool,
+    ) {
+        let Some(connection) = self.current(number, connection) else { return };
+        self.by_connection.remove(&connection);
+        match is_datagram {
+            true => self.manager.release_lookup(now, connection),
+            false => self.manager.release(now, connection),
+        }
+    }
+}
+
+impl Core {
     /// Requests a connection, or looks up a datagram service: `rdma_connect(3)`.
     ///
     /// # Errors
     /// `EINVAL` before the route is resolved and for too much private data, `ENOMEM` for too many connections.
-    pub(crate) fn cm_connect(&mut self, number: u32, parameters: ConnectParameters, now: Time) -> Result<(), i32> {
-        let id = self.state.cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
-        let (Phase::RouteResolved, Some(destination), Some(link)) = (id.phase, id.destination, id.link) else {
+    pub(crate) fn cm_connect(&mut self, number: u32, parameters: ConnectionParameters, now: Time) -> Result<(), i32> {
+        let id = self.state.cma.id(number)?;
+        let (IdState::RouteResolved, Some(destination), Some(link)) = (id.state, id.destination, id.link) else {
             return Err(libc::EINVAL);
         };
-        let limit = if id.is_datagram() { 216 - IpHeader::LEN } else { 92 - IpHeader::LEN };
-        if parameters.private_data.len() > limit {
+        let limit = if id.is_datagram() { SidrReq::PRIVATE_DATA } else { Req::PRIVATE_DATA };
+        if parameters.private_data.len() > limit - IpHeader::LEN {
             return Err(libc::EINVAL);
         }
         let (space, id_found) = (id.space, id.found);
@@ -80,19 +102,19 @@ impl Core {
         }
     }
 
-    /// Sends the request of an id to the device of its peer. `process` is that of the peer if it is on this host.
+    /// Sends the request of an id to the device of its peer. `process` is the peer's process on this host.
     pub(super) fn request(
         &mut self,
         number: u32,
         to: Peer,
         process: Option<Process>,
-        parameters: &ConnectParameters,
+        parameters: &ConnectionParameters,
         now: Time,
     ) -> Result<(), i32> {
         let mtu = mtu_code(self.links[to.link].socket.mtu()).0 as u8;
         let local_gid = gid(self.links[to.link].socket.address());
         let cma = &mut self.state.cma;
-        let id = cma.ids.get(number).ok_or(libc::EINVAL)?;
+        let id = cma.id(number)?;
         let destination = id.destination.ok_or(libc::EINVAL)?;
         let header = IpHeader { source: id.source, destination: destination.ip() }.encode();
         let service = service_id(id.space, destination.port());
@@ -144,8 +166,8 @@ impl Core {
         };
         let connection = connection.map_err(errno)?;
         cma.by_connection.insert(connection, number);
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
-        (id.connection, id.phase, id.link) = (Some(connection), Phase::Connect, Some(to.link));
+        let id = cma.id_mut(number)?;
+        (id.connection, id.state, id.link) = (Some(connection), IdState::Connect, Some(to.link));
         id.remote_gid = Some(gid(to.address));
         if let Some(process) = process {
             self.watch_or_end(now, connection, process);
@@ -158,8 +180,8 @@ impl Core {
     ///
     /// # Errors
     /// `EINVAL` if the id has no request or its peer has withdrawn it, and for too much private data.
-    pub(crate) fn cm_accept(&mut self, number: u32, parameters: &ConnectParameters, now: Time) -> Result<(), i32> {
-        let (id, connection) = self.connected(number)?;
+    pub(crate) fn cm_accept(&mut self, number: u32, parameters: &ConnectionParameters, now: Time) -> Result<(), i32> {
+        let (id, connection) = self.state.cma.connected(number)?;
         let answered = if id.is_datagram() {
             let reply = SidrRep {
                 id: 0,
@@ -219,7 +241,7 @@ impl Core {
         private_data: &[u8],
         now: Time,
     ) -> Result<(), i32> {
-        let (id, connection) = self.connected(number)?;
+        let (id, connection) = self.state.cma.connected(number)?;
         let rejected = if id.is_datagram() {
             let reply = SidrRep {
                 id: 0,
@@ -246,7 +268,7 @@ impl Core {
     /// # Errors
     /// `EINVAL` in a wrong state.
     pub(crate) fn cm_establish(&mut self, number: u32, now: Time) -> Result<(), i32> {
-        let (_, connection) = self.connected(number)?;
+        let (_, connection) = self.state.cma.connected(number)?;
         self.state.cma.manager.establish(connection).map_err(errno)?;
         self.update_cm(now);
         Ok(())
@@ -257,12 +279,12 @@ impl Core {
     /// # Errors
     /// `EINVAL` unless the connection waits for the confirmation of its peer.
     pub(crate) fn cm_notify(&mut self, number: u32, now: Time) -> Result<(), i32> {
-        let (_, connection) = self.connected(number)?;
+        let (_, connection) = self.state.cma.connected(number)?;
         let manager = &mut self.state.cma.manager;
-        if manager.phase(connection) != Some(ConnectionPhase::RepSent) {
+        if manager.phase(connection) != Some(Phase::RepSent) {
             return Err(libc::EINVAL);
         }
-        let qpn = manager.negotiated(connection).map(|of| of.local_qpn).ok_or(libc::EINVAL)?;
+        let qpn = manager.negotiated(connection).map(|negotiated| negotiated.local_qpn).ok_or(libc::EINVAL)?;
         manager.establish_by_data(qpn);
         self.update_cm(now);
         Ok(())
@@ -273,7 +295,7 @@ impl Core {
     /// # Errors
     /// `EINVAL` without a connection.
     pub(crate) fn cm_disconnect(&mut self, number: u32, now: Time) -> Result<(), i32> {
-        let (_, connection) = self.connected(number)?;
+        let (_, connection) = self.state.cma.connected(number)?;
         // Disconnecting an ended connection is no error, as in Linux.
         _ = self.state.cma.manager.disconnect(now, connection);
         self.update_cm(now);

@@ -32,13 +32,13 @@ pub(crate) struct CmEvent {
 #[derive(Clone)]
 pub(crate) enum Parameters {
     None,
-    Connected(Connected),
+    Connected(ConnectionParameters),
     Datagram(Box<Datagram>),
 }
 
-/// Parameters of a connection: `struct rdma_conn_param`.
+/// Parameters of a connection, of this side or of the peer: `struct rdma_conn_param`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Connected {
+pub(crate) struct ConnectionParameters {
     pub(crate) private_data: Vec<u8>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
@@ -57,7 +57,7 @@ pub(crate) struct Datagram {
     pub(crate) qp_num: u32,
     pub(crate) qkey: u32,
     /// Number of the membership whose join the event reports.
-    pub(crate) membership: u32,
+    pub(crate) membership: Option<u32>,
 }
 
 impl EventChannel {
@@ -94,6 +94,7 @@ impl Cma {
         if let Some(id) = event.listener.and_then(|_| self.ids.get_mut(event.id)) {
             // The listener may have moved to another channel since the request arrived.
             id.channel = number;
+            id.listener_of = None;
             if let Some(connection) = id.connection {
                 self.manager.take_request(connection);
             }

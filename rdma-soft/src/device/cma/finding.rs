@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use rdma_sys::*;
 
-use super::event::{CmEvent, Connected, Datagram, Parameters};
-use super::id::{ConnectParameters, Id, Phase};
+use super::event::{CmEvent, ConnectionParameters, Datagram, Parameters};
+use super::id::{Id, IdState};
 use crate::cm::{Peer, Timers};
 use crate::device::{Core, gid};
 use crate::net::directory::{Lookup, LookupError};
 use crate::net::presence::Process;
 use crate::transport::Time;
-use crate::wire::cm::{RejectReason, SidrStatus};
+use crate::wire::cm::{Rej, RejectReason, SidrRep, SidrStatus};
 
 /// Longest wait for a listener whose process does not run. On a network, a request is retransmitted for 24.5 s.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(25);
@@ -56,7 +56,7 @@ pub(super) enum Goal {
     /// The route to the peer.
     Route,
     /// A request, which the peer gets at once.
-    Connect(Box<ConnectParameters>),
+    Connect(Box<ConnectionParameters>),
 }
 
 impl Findings {
@@ -103,9 +103,9 @@ impl Core {
 
     fn continue_finding(&mut self, number: u32, finding: Finding, now: Time) {
         let cma = &mut self.state.cma;
-        let Some(Id { space, destination: Some(to), phase, .. }) = cma.ids.get_mut(number) else { return };
+        let Some(Id { space, destination: Some(to), state, .. }) = cma.ids.get_mut(number) else { return };
         let Some(directory) = &cma.directory else { return };
-        *phase = Phase::Finding;
+        *state = IdState::Finding;
         match directory.lookup(*space, to.ip(), to.port()) {
             Ok(lookup) => {
                 let timer = finding.deadline;
@@ -129,7 +129,7 @@ impl Core {
         match finding.goal {
             Goal::Connect(_) => {
                 if let Some(id) = self.state.cma.ids.get_mut(number) {
-                    id.phase = Phase::Connect;
+                    id.state = IdState::Connect;
                 }
                 self.report_nobody(number, error);
             }
@@ -145,7 +145,7 @@ impl Core {
     fn may_listen_again(&self, number: u32, goal: &Goal) -> bool {
         let ids = &self.state.cma.ids;
         let Some(id) = ids.get(number) else { return false };
-        let is_connected = |other: &Id| other.phase == Phase::Connect && other.connection.is_some();
+        let is_connected = |other: &Id| other.state == IdState::Connect && other.connection.is_some();
         matches!(goal, Goal::Connect(_))
             && ids.iter().any(|(at, other)| at != number && other.destination == id.destination && is_connected(other))
     }
@@ -181,7 +181,7 @@ impl Core {
         match goal {
             Goal::Connect(parameters) => {
                 if let Err(errno) = self.request(number, found.peer, Some(found.process), &parameters, now) {
-                    self.end_finding(number, Phase::Connect, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
+                    self.end_finding(number, IdState::Connect, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
                 }
             }
             Goal::Route => {
@@ -195,15 +195,15 @@ impl Core {
     }
 
     /// Moves an id to a state, and reports an event.
-    fn end_finding(&mut self, number: u32, phase: Phase, kind: rdma_cm_event_type, status: i32) {
+    fn end_finding(&mut self, number: u32, state: IdState, kind: rdma_cm_event_type, status: i32) {
         if let Some(id) = self.state.cma.ids.get_mut(number) {
-            id.phase = phase;
+            id.state = state;
         }
         self.state.cma.push_plain(number, kind, status);
     }
 
     pub(super) fn finish_route(&mut self, number: u32) {
-        self.end_finding(number, Phase::RouteResolved, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        self.end_finding(number, IdState::RouteResolved, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
     }
 
     /// Handles the timers of lookups that have expired.
@@ -214,11 +214,11 @@ impl Core {
                 self.continue_finding(number, finding, now);
                 continue;
             }
-            let (phase, kind) = match finding.goal {
-                Goal::Route => (Phase::AddressResolved, RDMA_CM_EVENT_ROUTE_ERROR),
-                Goal::Connect(_) => (Phase::Connect, RDMA_CM_EVENT_UNREACHABLE),
+            let (state, kind) = match finding.goal {
+                Goal::Route => (IdState::AddressResolved, RDMA_CM_EVENT_ROUTE_ERROR),
+                Goal::Connect(_) => (IdState::Connect, RDMA_CM_EVENT_UNREACHABLE),
             };
-            self.end_finding(number, phase, kind, -libc::ETIMEDOUT);
+            self.end_finding(number, state, kind, -libc::ETIMEDOUT);
         }
     }
 
@@ -233,18 +233,21 @@ impl Core {
             }
             LookupError::NobodyListens | LookupError::Busy if is_datagram => {
                 let service = Datagram {
-                    private_data: vec![0; 136],
+                    private_data: vec![0; SidrRep::PRIVATE_DATA],
                     ah_attr: ibv_ah_attr::zeroed(),
                     qp_num: 0,
                     qkey: 0,
-                    membership: 0,
+                    membership: None,
                 };
                 let SidrStatus(status) = SidrStatus::UNSUPPORTED;
                 (RDMA_CM_EVENT_UNREACHABLE, status.into(), Parameters::Datagram(Box::new(service)))
             }
             LookupError::NobodyListens | LookupError::Busy => {
                 let RejectReason(reason) = RejectReason::INVALID_SERVICE_ID;
-                let rejected = Connected { private_data: vec![0; 148], ..Connected::default() };
+                let rejected = ConnectionParameters {
+                    private_data: vec![0; Rej::PRIVATE_DATA],
+                    ..ConnectionParameters::default()
+                };
                 (RDMA_CM_EVENT_REJECTED, reason.into(), Parameters::Connected(rejected))
             }
         };

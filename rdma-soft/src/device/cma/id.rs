@@ -8,7 +8,7 @@ use crate::cm::{ConnectionId, ListenerId};
 
 /// State of an id: `enum rdma_cm_state` of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Phase {
+pub(crate) enum IdState {
     Idle,
     Bound,
     AddressResolved,
@@ -30,7 +30,7 @@ pub(crate) struct Id {
     pub(crate) channel: u32,
     /// Address of its C object. For the id of a request, 0 until the program reads the event.
     pub(crate) object: usize,
-    pub(crate) phase: Phase,
+    pub(crate) state: IdState,
     pub(crate) source: SocketAddr,
     pub(crate) destination: Option<SocketAddr>,
     /// First packet sequence number that the peer sends.
@@ -44,6 +44,8 @@ pub(crate) struct Id {
     /// The connection or the lookup.
     pub(crate) connection: Option<ConnectionId>,
     pub(crate) listener: Option<ListenerId>,
+    /// The listening id of a request that the program has not read.
+    pub(super) listener_of: Option<u32>,
     pub(crate) binding: Option<Binding>,
     pub(crate) options: Options,
     /// Whether events of the connection are reported. For a request, false until the program accepts it.
@@ -66,26 +68,13 @@ pub(crate) struct Options {
     pub(crate) qkey: u32,
 }
 
-/// Parameters of `rdma_connect(3)` and `rdma_accept(3)`.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ConnectParameters {
-    pub(crate) private_data: Vec<u8>,
-    pub(crate) responder_resources: u8,
-    pub(crate) initiator_depth: u8,
-    pub(crate) flow_control: bool,
-    pub(crate) retry_count: u8,
-    pub(crate) rnr_retry_count: u8,
-    pub(crate) srq: bool,
-    pub(crate) qp_num: u32,
-}
-
 impl Id {
     pub(crate) fn new(space: u16, channel: u32, object: usize) -> Id {
         Id {
             space,
             channel,
             object,
-            phase: Phase::Idle,
+            state: IdState::Idle,
             source: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             destination: None,
             psn: 0,
@@ -94,6 +83,7 @@ impl Id {
             remote_gid: None,
             connection: None,
             listener: None,
+            listener_of: None,
             binding: None,
             options: Options::default(),
             is_reported: true,
@@ -108,7 +98,7 @@ impl Id {
 
     /// Whether the route to the peer is known.
     pub(crate) fn has_route(&self) -> bool {
-        matches!(self.phase, Phase::RouteResolved | Phase::Finding | Phase::Connect)
+        matches!(self.state, IdState::RouteResolved | IdState::Finding | IdState::Connect)
     }
 
     /// Q_Key of datagrams of this id.

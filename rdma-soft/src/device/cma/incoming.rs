@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use rdma_sys::*;
 
 use super::attributes::address_vector;
-use super::event::{CmEvent, Connected, Datagram, Parameters};
-use super::id::{Id, Options, Phase};
+use super::event::{CmEvent, ConnectionParameters, Datagram, Parameters};
+use super::id::{Id, IdState, Options};
 use crate::cm::{ConnectionId, Event, Failure, ListenerId, Peer};
 use crate::device::{Core, gid};
 use crate::net::presence::Process;
@@ -17,7 +17,7 @@ impl Core {
     pub(super) fn handle_cm_event(&mut self, now: Time, event: Event) {
         match event {
             Event::Request { listener, id, header, request, peer } => {
-                let parameters = Parameters::Connected(Connected {
+                let parameters = Parameters::Connected(ConnectionParameters {
                     private_data: request.private_data[IpHeader::LEN..].to_vec(),
                     // The responder resources of one side are the initiator depth of the other.
                     responder_resources: request.initiator_depth,
@@ -40,7 +40,7 @@ impl Core {
                     ah_attr: ibv_ah_attr::zeroed(),
                     qp_num: 0,
                     qkey: 0,
-                    membership: 0,
+                    membership: None,
                 }));
                 self.add_request(now, listener, id, &header, request.service, peer, (0, 0), parameters);
             }
@@ -49,7 +49,7 @@ impl Core {
                 if let Some(id) = self.cm_id_of(id) {
                     id.options.remote_ece = (reply.vendor_id, reply.ece_options);
                 }
-                let parameters = Connected {
+                let parameters = ConnectionParameters {
                     private_data: reply.private_data.to_vec(),
                     responder_resources: reply.initiator_depth,
                     initiator_depth: reply.responder_resources,
@@ -62,19 +62,20 @@ impl Core {
                 self.report(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, Parameters::Connected(parameters));
             }
             Event::Established { id } => {
-                let none = Parameters::Connected(Connected::default());
+                let none = Parameters::Connected(ConnectionParameters::default());
                 self.report(id, RDMA_CM_EVENT_ESTABLISHED, 0, none);
             }
             Event::Failed { id, failure: Failure::Unreachable } | Event::LookupUnreachable { id } => {
                 self.report(id, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT, Parameters::None);
             }
             Event::Failed { id, failure: Failure::Rejected { reason, private_data } } => {
-                let parameters = Connected { private_data: private_data.to_vec(), ..Connected::default() };
+                let parameters =
+                    ConnectionParameters { private_data: private_data.to_vec(), ..ConnectionParameters::default() };
                 self.report(id, RDMA_CM_EVENT_REJECTED, reason.0.into(), Parameters::Connected(parameters));
             }
             Event::Disconnected { id, is_confirmed } => {
                 let status = if is_confirmed { 0 } else { -libc::ETIMEDOUT };
-                let none = Parameters::Connected(Connected::default());
+                let none = Parameters::Connected(ConnectionParameters::default());
                 self.report(id, RDMA_CM_EVENT_DISCONNECTED, status, none);
             }
             Event::TimewaitExit { id } => self.report(id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Parameters::None),
@@ -88,27 +89,27 @@ impl Core {
     }
 
     /// Reports an event of a connection to its id, unless the id is a request that is not answered yet.
-    fn report(&mut self, of: ConnectionId, kind: rdma_cm_event_type, status: i32, parameters: Parameters) {
-        let Some(id) = self.state.cma.by_connection.get(&of).copied() else { return };
+    fn report(&mut self, connection: ConnectionId, kind: rdma_cm_event_type, status: i32, parameters: Parameters) {
+        let Some(id) = self.state.cma.by_connection.get(&connection).copied() else { return };
         if self.state.cma.ids.get(id).is_some_and(|id| id.is_reported) {
             self.state.cma.push(CmEvent { id, listener: None, kind, status, parameters });
         }
     }
 
-    fn report_service(&mut self, of: ConnectionId, reply: &SidrRep) {
-        let Some(id) = self.cm_id_of(of) else { return };
+    fn report_service(&mut self, connection: ConnectionId, reply: &SidrRep) {
+        let Some(id) = self.cm_id_of(connection) else { return };
         let service = Datagram {
             private_data: reply.private_data.to_vec(),
             ah_attr: address_vector(id.remote_gid.unwrap_or_default(), id.link.unwrap_or(0), id.options.tos),
             qp_num: reply.qpn,
             qkey: reply.qkey,
-            membership: 0,
+            membership: None,
         };
         let (kind, status) = match reply.status {
             SidrStatus::SUCCESS => (RDMA_CM_EVENT_ESTABLISHED, 0),
             SidrStatus(status) => (RDMA_CM_EVENT_UNREACHABLE, status.into()),
         };
-        self.report(of, kind, status, Parameters::Datagram(Box::new(service)));
+        self.report(connection, kind, status, Parameters::Datagram(Box::new(service)));
     }
 
     /// Makes an id for a request, and reports it to the listener.
@@ -132,10 +133,11 @@ impl Core {
         let (_, port) = service_port(service).unwrap_or((0, 0));
         let mut id = Id::new(listening.space, listening.channel, 0);
         id.options = Options { local_ece: (0, 0), remote_ece, ..listening.options };
-        (id.phase, id.link, id.connection) = (Phase::Connect, Some(peer.link), Some(connection));
+        (id.state, id.link, id.connection) = (IdState::Connect, Some(peer.link), Some(connection));
         id.source = SocketAddr::new(header.destination, port);
         id.destination = Some(header.source);
         id.remote_gid = Some(gid(peer.address));
+        id.listener_of = Some(number);
         id.is_reported = false;
         let id = cma.add_id(id);
         cma.by_connection.insert(connection, id);
@@ -147,12 +149,8 @@ impl Core {
     fn withdraw_request(&mut self, connection: ConnectionId) {
         let cma = &mut self.state.cma;
         let Some(id) = cma.by_connection.remove(&connection) else { return };
-        cma.ids.remove(id);
-        let listening: Vec<u32> = cma.by_listener.values().copied().collect();
-        for listener in listening {
-            if !cma.remove_events(listener, |event| event.id == id && event.listener.is_some()).is_empty() {
-                break;
-            }
+        if let Some(listener) = cma.ids.remove(id).and_then(|id| id.listener_of) {
+            cma.remove_events(listener, |event| event.id == id);
         }
     }
 }

@@ -19,8 +19,8 @@ mod removal;
 mod resolve;
 mod wire;
 
-pub(crate) use event::{CmEvent, EventChannel, Parameters};
-pub(crate) use id::{ConnectParameters, Id, Options, Phase};
+pub(crate) use event::{CmEvent, ConnectionParameters, EventChannel, Parameters};
+pub(crate) use id::{Id, IdState};
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -29,6 +29,7 @@ use super::slab::Slab;
 use crate::cm::{Config, ConnectionId, ListenerId, Manager, Peer};
 use crate::net::directory::Directory;
 use crate::net::presence::Presence;
+use crate::random::Random;
 use finding::Findings;
 use ports::Ports;
 
@@ -56,7 +57,7 @@ pub(crate) struct Cma {
     psn: u32,
     /// GUID of this incarnation of the device.
     guid: u64,
-    random: u64,
+    random: Random,
 }
 
 impl Cma {
@@ -78,7 +79,7 @@ impl Cma {
             has_work: false,
             psn: 0,
             guid,
-            random: random.rotate_left(32),
+            random: Random(random.rotate_left(32)),
         }
     }
 
@@ -104,6 +105,22 @@ impl Cma {
         self.has_work = true;
     }
 
+    /// Returns an id.
+    ///
+    /// # Errors
+    /// `EINVAL` if it does not exist.
+    pub(crate) fn id(&self, number: u32) -> Result<&Id, i32> {
+        self.ids.get(number).ok_or(libc::EINVAL)
+    }
+
+    /// Returns an id to change.
+    ///
+    /// # Errors
+    /// `EINVAL` if it does not exist.
+    pub(crate) fn id_mut(&mut self, number: u32) -> Result<&mut Id, i32> {
+        self.ids.get_mut(number).ok_or(libc::EINVAL)
+    }
+
     /// Adds an id, and chooses the packet sequence number at which its peer starts.
     pub(crate) fn add_id(&mut self, id: Id) -> u32 {
         let psn = self.draw_psn();
@@ -112,7 +129,6 @@ impl Cma {
 
     /// Draws the first packet sequence number of a connection.
     fn draw_psn(&mut self) -> u32 {
-        self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (self.random >> 40) as u32
+        (self.random.next() >> 40) as u32
     }
 }

@@ -14,7 +14,7 @@ use crate::net;
 pub(crate) struct Membership {
     number: u32,
     /// Membership of the host, at the interface of the device. The system refuses groups of another address family.
-    _of_host: Option<net::Membership>,
+    _joined: Option<net::Membership>,
 }
 
 impl Core {
@@ -29,7 +29,7 @@ impl Core {
     pub(crate) fn cm_join(&mut self, number: u32, group: SocketAddr, receives: bool) -> Result<u32, i32> {
         let Core { state, links, .. } = self;
         let cma = &mut state.cma;
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let id = cma.id_mut(number)?;
         if !may_join(id) || !group.ip().is_multicast() {
             return Err(libc::EINVAL);
         }
@@ -37,16 +37,16 @@ impl Core {
         if links.get(link).is_none_or(|link| link.socket.address().is_ipv4() != group.is_ipv4()) {
             return Err(libc::ENODEV);
         }
-        let membership = id.memberships.iter().map(|of| of.number).max().unwrap_or(0) + 1;
+        let membership = id.memberships.iter().map(|joined| joined.number).max().unwrap_or(0) + 1;
         let interface = links.get(link).filter(|_| receives);
-        let of_host = interface.and_then(|link| net::Membership::join(&link.socket, group.ip()).ok());
-        id.memberships.push(Membership { number: membership, _of_host: of_host });
+        let joined = interface.and_then(|link| net::Membership::join(&link.socket, group.ip()).ok());
+        id.memberships.push(Membership { number: membership, _joined: joined });
         let parameters = Parameters::Datagram(Box::new(Datagram {
             private_data: Vec::new(),
             ah_attr: address_vector(gid(group.ip()), link, id.options.tos),
             qp_num: MULTICAST_QP,
             qkey: id.qkey(),
-            membership,
+            membership: Some(membership),
         }));
         cma.push(CmEvent { id: number, listener: None, kind: RDMA_CM_EVENT_MULTICAST_JOIN, status: 0, parameters });
         Ok(membership)
@@ -58,13 +58,13 @@ impl Core {
     /// `EADDRNOTAVAIL` if the id is not a member.
     pub(crate) fn cm_leave(&mut self, number: u32, membership: u32) -> Result<(), i32> {
         let cma = &mut self.state.cma;
-        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
-        let at = id.memberships.iter().position(|of| of.number == membership).ok_or(libc::EADDRNOTAVAIL)?;
+        let id = cma.id_mut(number)?;
+        let at = id.memberships.iter().position(|joined| joined.number == membership).ok_or(libc::EADDRNOTAVAIL)?;
         id.memberships.remove(at);
-        cma.remove_events(
-            number,
-            |event| matches!(&event.parameters, Parameters::Datagram(of) if of.membership == membership),
-        );
+        cma.remove_events(number, |event| match &event.parameters {
+            Parameters::Datagram(datagram) => datagram.membership == Some(membership),
+            _ => false,
+        });
         Ok(())
     }
 }

@@ -72,9 +72,9 @@ impl Ports {
     ) -> Result<Binding, ClaimError> {
         let addresses = Addresses::new(address.ip(), is_ipv6_only);
         let sharers = self.claimed.get_mut(&(space, address.port())).into_iter().flatten();
-        let mut sharers = sharers.filter(|of| is_shared && of.is_shared && !of.is_listening);
-        if let Some(of) = sharers.find(|of| of.addresses == addresses) {
-            of.users += 1;
+        let mut sharers = sharers.filter(|claimed| is_shared && claimed.is_shared && !claimed.is_listening);
+        if let Some(claimed) = sharers.find(|claimed| claimed.addresses == addresses) {
+            claimed.users += 1;
             return Ok(Binding::Claimed { space, port: address.port(), addresses });
         }
         let claim = directory.claim(space, addresses, address.port())?;
@@ -84,30 +84,30 @@ impl Ports {
         Ok(Binding::Claimed { space, port, addresses })
     }
 
-    /// Lets lookups find a claimed port. Returns its port space, port and addresses.
+    /// Lets lookups find a claimed port. Returns its addresses.
     ///
     /// # Errors
     /// `EADDRINUSE` if other ids share the port, `EINVAL` for the local end of a connection.
-    pub(super) fn listen(&mut self, binding: &Binding) -> Result<(u16, u16, ListenAddress), i32> {
+    pub(super) fn listen(&mut self, binding: &Binding) -> Result<ListenAddress, i32> {
         let Binding::Claimed { space, port, addresses } = binding else { return Err(libc::EINVAL) };
-        let of = self.claimed.get_mut(&(*space, *port)).into_iter().flatten().find(|of| of.addresses == *addresses);
-        let of = of.ok_or(libc::EINVAL)?;
-        if of.users > 1 {
+        let mut claims = self.claimed.get_mut(&(*space, *port)).into_iter().flatten();
+        let claimed = claims.find(|claimed| claimed.addresses == *addresses).ok_or(libc::EINVAL)?;
+        if claimed.users > 1 {
             return Err(libc::EADDRINUSE);
         }
-        of.claim.listen().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM))?;
-        of.is_listening = true;
-        Ok((*space, *port, listen_address(*addresses)))
+        claimed.claim.listen().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM))?;
+        claimed.is_listening = true;
+        Ok(listen_address(*addresses))
     }
 
     /// Releases a port.
     pub(super) fn release(&mut self, binding: Binding) {
         let Binding::Claimed { space, port, addresses } = binding else { return };
         let Some(all) = self.claimed.get_mut(&(space, port)) else { return };
-        if let Some(of) = all.iter_mut().find(|of| of.addresses == addresses) {
-            of.users -= 1;
+        if let Some(claimed) = all.iter_mut().find(|claimed| claimed.addresses == addresses) {
+            claimed.users -= 1;
         }
-        all.retain(|of| of.users > 0);
+        all.retain(|claimed| claimed.users > 0);
         if all.is_empty() {
             self.claimed.remove(&(space, port));
         }
@@ -116,7 +116,7 @@ impl Ports {
     /// Whether an id of this process listens at an address and port.
     pub(super) fn has_listener(&self, space: u16, address: SocketAddr) -> bool {
         let claims = self.claimed.get(&(space, address.port())).into_iter().flatten();
-        claims.into_iter().any(|of| of.is_listening && includes(of.addresses, address.ip()))
+        claims.into_iter().any(|claimed| claimed.is_listening && includes(claimed.addresses, address.ip()))
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(bind(false).err().map(|error| error.errno()), Some(libc::EADDRINUSE));
         assert_eq!(ports.listen(&a).err(), Some(libc::EADDRINUSE));
         ports.release(b);
-        assert_eq!(ports.listen(&a).map(|(_, port, _)| port), Ok(7471));
+        assert_eq!(ports.listen(&a), Ok(ListenAddress::One(at.ip())));
         assert!(ports.claim(&directory, 0x106, at, true, false).is_err(), "it listens");
         assert!(ports.has_listener(0x106, at) && !ports.has_listener(0x111, at));
         ports.release(a);

@@ -1,34 +1,17 @@
-//! Ends of connections with their ids, and the removal of the device.
+//! Removal of the device.
 
 use rdma_sys::RDMA_CM_EVENT_DEVICE_REMOVAL;
 
 use super::Cma;
-use super::id::{Id, Phase};
-use crate::cm::ConnectionId;
+use super::id::IdState;
 use crate::device::Core;
 use crate::transport::Time;
 
 impl Cma {
-    /// Ends the connection or the lookup of an id. After timewait another connection may have the same random number.
-    pub(super) fn release_connection(
-        &mut self,
-        now: Time,
-        id: u32,
-        connection: Option<ConnectionId>,
-        is_datagram: bool,
-    ) {
-        let Some(connection) = connection.filter(|of| self.by_connection.get(of) == Some(&id)) else { return };
-        self.by_connection.remove(&connection);
-        match is_datagram {
-            true => self.manager.release_lookup(now, connection),
-            false => self.manager.release(now, connection),
-        }
-    }
-
     /// Fails with `ENXIO` if the device of an id was removed.
     pub(crate) fn check_device(&self, number: u32) -> Result<(), i32> {
         match self.ids.get(number) {
-            Some(id) if id.phase == Phase::Removed => Err(libc::ENXIO),
+            Some(id) if id.state == IdState::Removed => Err(libc::ENXIO),
             _ => Ok(()),
         }
     }
@@ -40,14 +23,13 @@ impl Core {
     /// An id that listens at all addresses gets no event, as in Linux.
     pub(in crate::device) fn remove_ids(&mut self, now: Time) {
         // Requests that no program has read end with their listeners.
-        let is_unread = |id: &Id| id.object == 0 && !id.is_reported;
         let cma = &mut self.state.cma;
-        let unread: Vec<u32> = cma.ids.iter().filter(|(_, id)| is_unread(id)).map(|(number, _)| number).collect();
-        let listening: Vec<u32> = cma.by_listener.values().copied().collect();
-        for number in listening {
-            cma.remove_events(number, |event| unread.contains(&event.id));
+        let unread = cma.ids.iter().filter_map(|(number, id)| Some((number, id.listener_of?)));
+        let unread: Vec<(u32, u32)> = unread.collect();
+        for (_, listener) in &unread {
+            cma.remove_events(*listener, |event| event.listener.is_some());
         }
-        unread.into_iter().for_each(|number| self.cm_destroy(number, now));
+        unread.into_iter().for_each(|(number, _)| self.cm_destroy(number, now));
 
         let cma = &mut self.state.cma;
         for (listener, _) in std::mem::take(&mut cma.by_listener) {
@@ -61,7 +43,7 @@ impl Core {
             if id.link.is_none() {
                 continue;
             }
-            id.phase = Phase::Removed;
+            id.state = IdState::Removed;
             id.memberships.clear();
             let (connection, is_datagram) = (id.connection.take(), id.is_datagram());
             cma.release_connection(now, number, connection, is_datagram);

@@ -7,9 +7,8 @@ use rdma_sys::*;
 
 use super::Cma;
 use super::finding::Goal;
-use super::id::{Id, Phase, unspecified};
+use super::id::{IdState, unspecified};
 use super::ports::Binding;
-use crate::cm::{ListenAddress, ListenerId};
 use crate::device::{Core, is_removed};
 use crate::net::route;
 use crate::transport::Time;
@@ -19,18 +18,14 @@ use crate::wire::cm::service_id;
 const MAX_BACKLOG: usize = 1024;
 
 impl Core {
-    fn id(&mut self, number: u32) -> Result<&mut Id, i32> {
-        self.state.cma.ids.get_mut(number).ok_or(libc::EINVAL)
-    }
-
     /// Binds an id to a local address: `rdma_bind_addr(3)`.
     ///
     /// # Errors
     /// `ENODEV` for an address if the device was removed, `EINVAL` if the id is bound already, and for a link-local address without
     /// the scope that names its interface, `EADDRNOTAVAIL` for an address of another host, and the errors of a port in use.
     pub(crate) fn cm_bind(&mut self, number: u32, address: SocketAddr) -> Result<(), i32> {
-        let id = self.id(number)?;
-        if id.phase != Phase::Idle {
+        let id = self.state.cma.id(number)?;
+        if id.state != IdState::Idle {
             return Err(libc::EINVAL);
         }
         let (space, options) = (id.space, id.options);
@@ -47,21 +42,21 @@ impl Core {
         let directory = directory.as_ref().ok_or(libc::EOPNOTSUPP)?;
         let claimed = ports.claim(directory, space, address, options.reuses_address, options.is_ipv6_only);
         let binding = claimed.map_err(|error| error.errno())?;
-        let id = self.id(number)?;
+        let id = self.state.cma.id_mut(number)?;
         id.source = address;
         id.source.set_port(binding.port());
-        (id.link, id.binding, id.phase) = (link, Some(binding), Phase::Bound);
+        (id.link, id.binding, id.state) = (link, Some(binding), IdState::Bound);
         Ok(())
     }
 
     /// Binds the local end of a connection to a free port.
     fn bind_source(&mut self, number: u32, address: IpAddr) -> Result<(), i32> {
-        let space = self.id(number)?.space;
+        let space = self.state.cma.id(number)?.space;
         let directory = self.state.cma.directory.as_ref().ok_or(libc::EOPNOTSUPP)?;
         let port = directory.source_port(space, address).map_err(|error| error.errno())?;
-        let id = self.id(number)?;
+        let id = self.state.cma.id_mut(number)?;
         id.source = SocketAddr::new(address, port.get());
-        (id.binding, id.phase) = (Some(Binding::Source(port)), Phase::Bound);
+        (id.binding, id.state) = (Some(Binding::Source(port)), IdState::Bound);
         Ok(())
     }
 
@@ -75,29 +70,19 @@ impl Core {
     /// # Errors
     /// `EINVAL` in a wrong state, and the errors of an address that others share.
     pub(crate) fn cm_listen(&mut self, number: u32, backlog: i32) -> Result<(), i32> {
-        if self.id(number)?.phase == Phase::Idle {
+        if self.state.cma.id(number)?.state == IdState::Idle {
             self.cm_bind(number, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
-        let id = self.id(number)?;
-        if id.phase != Phase::Bound {
-            return Err(libc::EINVAL);
-        }
-        let Cma { ids, ports, .. } = &mut self.state.cma;
-        let binding = ids.get(number).and_then(|id| id.binding.as_ref()).ok_or(libc::EINVAL)?;
-        let (space, port, address) = ports.listen(binding)?;
-        let service = service_id(space, port);
+        let Cma { ids, ports, manager, by_listener, .. } = &mut self.state.cma;
+        let id = ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let (IdState::Bound, Some(binding)) = (id.state, &id.binding) else { return Err(libc::EINVAL) };
+        let addresses = ports.listen(binding)?;
         let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..=MAX_BACKLOG).contains(backlog));
-        let listener = self.start_listener(number, service, address, backlog.unwrap_or(MAX_BACKLOG));
-        let id = self.id(number)?;
-        (id.phase, id.listener) = (Phase::Listening, Some(listener));
+        let service = service_id(id.space, binding.port());
+        let listener = manager.listen(service, addresses, backlog.unwrap_or(MAX_BACKLOG));
+        by_listener.insert(listener, number);
+        (id.state, id.listener) = (IdState::Listening, Some(listener));
         Ok(())
-    }
-
-    fn start_listener(&mut self, number: u32, service: u64, address: ListenAddress, backlog: usize) -> ListenerId {
-        let cma = &mut self.state.cma;
-        let listener = cma.manager.listen(service, address, backlog);
-        cma.by_listener.insert(listener, number);
-        listener
     }
 
     /// Resolves the address of a peer: `rdma_resolve_addr(3)`. The event follows at once, as the kernel resolves IP addresses.
@@ -114,14 +99,14 @@ impl Core {
         if is_removed() {
             return Err(libc::ENODEV);
         }
-        if self.id(number)?.phase == Phase::Idle {
+        if self.state.cma.id(number)?.state == IdState::Idle {
             match source {
                 Some(source) => self.cm_bind(number, source)?,
                 None => self.bind_source(number, unspecified(destination.ip()))?,
             }
         }
-        let id = self.id(number)?;
-        if id.phase != Phase::Bound {
+        let id = self.state.cma.id(number)?;
+        if id.state != IdState::Bound {
             return Err(libc::EINVAL);
         }
         let bound = id.source;
@@ -136,13 +121,13 @@ impl Core {
             _ => {}
         }
         let (source, link) = self.route_to(bound.ip(), destination)?;
-        let id = self.id(number)?;
+        let id = self.state.cma.id_mut(number)?;
         // Linux gives a source that the route selects the scope of the destination.
         id.source = if bound.ip().is_unspecified() { destination } else { bound };
         id.source.set_ip(source);
         id.source.set_port(bound.port());
         id.destination = Some(destination);
-        (id.link, id.phase) = (Some(link), Phase::AddressResolved);
+        (id.link, id.state) = (Some(link), IdState::AddressResolved);
         self.state.cma.push_plain(number, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         Ok(())
     }
@@ -180,8 +165,10 @@ impl Core {
     /// # Errors
     /// `EINVAL` before the address is resolved, and the errno of a failed system call.
     pub(crate) fn cm_resolve_route(&mut self, number: u32, timeout: Duration, now: Time) -> Result<(), i32> {
-        let id = self.id(number)?;
-        let (Phase::AddressResolved, Some(destination)) = (id.phase, id.destination) else { return Err(libc::EINVAL) };
+        let id = self.state.cma.id(number)?;
+        let (IdState::AddressResolved, Some(destination)) = (id.state, id.destination) else {
+            return Err(libc::EINVAL);
+        };
         let space = id.space;
         let is_local = route::is_local(destination.ip());
         if is_local && !self.state.cma.ports.has_listener(space, destination) {

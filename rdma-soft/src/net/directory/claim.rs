@@ -174,7 +174,7 @@ impl Names {
 
     fn take_slot(self, family: Family) -> Result<OwnedFd, ClaimError> {
         // Start anywhere, so most claims find a free number at once.
-        let start = super::ports::random() as u16 % SLOTS;
+        let start = crate::random::seed() as u16 % SLOTS;
         for number in (start..SLOTS).chain(0..start) {
             if let Some(mark) = self.mark(Name::Slot(family, number))? {
                 return Ok(mark);

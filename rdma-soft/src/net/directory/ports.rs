@@ -1,12 +1,12 @@
 //! Ports that this process uses, and the choice of ephemeral ports.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, OnceLock};
 
 use super::names::Addresses;
 use super::{ClaimError, Shared};
+use crate::random::seed;
 
 /// Range of ephemeral ports if the kernel's is unknown, which is its default.
 const DEFAULT_RANGE: RangeInclusive<u16> = 32_768..=60_999;
@@ -25,7 +25,7 @@ impl Ports {
     pub(super) fn new() -> Ports {
         let range = ephemeral();
         // Processes start at different ports, so they rarely try the same one.
-        let next = range.clone().nth(random() as usize % range.len()).unwrap_or(*range.start());
+        let next = range.clone().nth(seed() as usize % range.len()).unwrap_or(*range.start());
         Ports { used: HashMap::new(), next }
     }
 
@@ -118,11 +118,6 @@ fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {
     let mut numbers = text.split_whitespace().map(|number| number.parse().ok());
     let (low, high) = (numbers.next()??, numbers.next()??);
     (0 < low && low <= high).then_some(low..=high)
-}
-
-/// Returns a random number.
-pub(super) fn random() -> u64 {
-    RandomState::new().hash_one(())
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ pub struct Req {
     /// Alternate path. Decoding gives `None` if the local GID and the local LID are zero.
     pub alternate: Option<Path>,
     /// Private data.
-    pub private_data: [u8; 92],
+    pub private_data: [u8; Req::PRIVATE_DATA],
 }
 
 /// Reply to a request for communication (REP): table 110 of the specification.
@@ -96,7 +96,7 @@ pub struct Rep {
     /// ECE options, in the attribute modifier of the MAD.
     pub ece_options: u32,
     /// Private data.
-    pub private_data: [u8; 196],
+    pub private_data: [u8; Rep::PRIVATE_DATA],
 }
 
 /// Ready to use (RTU): table 111 of the specification.
@@ -107,10 +107,13 @@ pub struct Rtu {
     /// Communication id of the receiver.
     pub remote_id: u32,
     /// Private data.
-    pub private_data: [u8; 224],
+    pub private_data: [u8; Rtu::PRIVATE_DATA],
 }
 
 impl Req {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 92;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.local_id);
         to.u32(self.vendor_id & 0xff_ffff);
@@ -173,6 +176,9 @@ impl Req {
 }
 
 impl Rep {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 196;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         // The vendor id is in three bytes that were reserved before ECE.
         let [_, high, middle, low] = self.vendor_id.to_be_bytes();
@@ -219,6 +225,9 @@ impl Rep {
 }
 
 impl Rtu {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 224;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.local_id);
         to.u32(self.remote_id);

@@ -12,7 +12,7 @@ pub struct Dreq {
     /// Number of the receiver's queue pair, 24 bits.
     pub remote_qpn: u32,
     /// Private data.
-    pub private_data: [u8; 220],
+    pub private_data: [u8; Dreq::PRIVATE_DATA],
 }
 
 /// Reply to a request for communication release (DREP): table 113 of the specification.
@@ -23,10 +23,13 @@ pub struct Drep {
     /// Communication id of the receiver.
     pub remote_id: u32,
     /// Private data.
-    pub private_data: [u8; 224],
+    pub private_data: [u8; Drep::PRIVATE_DATA],
 }
 
 impl Dreq {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 220;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.local_id);
         to.u32(self.remote_id);
@@ -42,6 +45,9 @@ impl Dreq {
 }
 
 impl Drep {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 224;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.local_id);
         to.u32(self.remote_id);

@@ -6,14 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::wire::fields::{Reader, Writer};
 
-/// Port space of IP over InfiniBand: `RDMA_PS_IPOIB`.
-pub const PS_IPOIB: u16 = 0x0002;
 /// Port space of connections: `RDMA_PS_TCP`.
 pub const PS_TCP: u16 = 0x0106;
 /// Port space of datagrams: `RDMA_PS_UDP`.
 pub const PS_UDP: u16 = 0x0111;
-/// Port space of native InfiniBand addresses: `RDMA_PS_IB`.
-pub const PS_IB: u16 = 0x013f;
 
 /// Returns the service id of a port in a port space.
 #[must_use]

@@ -17,11 +17,11 @@ mod time;
 
 pub use connect::{Rep, Req, Rtu};
 pub use disconnect::{Drep, Dreq};
-pub use ip::{IpHeader, PS_IB, PS_IPOIB, PS_TCP, PS_UDP, service_id, service_port};
+pub use ip::{IpHeader, PS_TCP, PS_UDP, service_id, service_port};
 pub use path::{Apr, Lap, Path};
 pub use reject::{AdditionalInfo, Answered, Mra, Rej, RejectReason};
 pub use sidr::{SidrRep, SidrReq, SidrStatus};
-pub use time::{timeout, timeout_value};
+pub use time::timeout;
 
 use super::fields::{Reader, Writer};
 

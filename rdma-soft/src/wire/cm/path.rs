@@ -44,7 +44,7 @@ pub struct Lap {
     /// New alternate path.
     pub alternate: Path,
     /// Private data.
-    pub private_data: [u8; 168],
+    pub private_data: [u8; Lap::PRIVATE_DATA],
 }
 
 /// Alternate path response (APR): table 116 of the specification.
@@ -59,7 +59,7 @@ pub struct Apr {
     /// Additional information.
     pub info: AdditionalInfo,
     /// Private data.
-    pub private_data: [u8; 148],
+    pub private_data: [u8; Apr::PRIVATE_DATA],
 }
 
 impl Path {
@@ -127,6 +127,9 @@ impl Path {
 }
 
 impl Lap {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 168;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.local_id);
         to.u32(self.remote_id);
@@ -153,6 +156,9 @@ impl Lap {
 }
 
 impl Apr {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 148;
+
     /// Status: the sender does not support alternate paths.
     pub const UNSUPPORTED: u8 = 2;
 

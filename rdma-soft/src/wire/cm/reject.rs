@@ -18,7 +18,7 @@ pub struct Mra {
     /// Time that the sender needs, 5 bits. [`timeout`](super::timeout) converts it.
     pub timeout: u8,
     /// Private data.
-    pub private_data: [u8; 222],
+    pub private_data: [u8; Mra::PRIVATE_DATA],
 }
 
 /// Reject (REJ): table 108 of the specification.
@@ -35,7 +35,7 @@ pub struct Rej {
     /// Additional reject information. Its length has 7 bits.
     pub info: AdditionalInfo,
     /// Private data.
-    pub private_data: [u8; 148],
+    pub private_data: [u8; Rej::PRIVATE_DATA],
 }
 
 /// Kind of the message that an MRA or REJ answers.
@@ -159,6 +159,9 @@ impl Answered {
 }
 
 impl Mra {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 222;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.local_id);
         to.u32(self.remote_id);
@@ -179,6 +182,9 @@ impl Mra {
 }
 
 impl Rej {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 148;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.local_id);
         to.u32(self.remote_id);

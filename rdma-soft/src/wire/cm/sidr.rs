@@ -15,7 +15,7 @@ pub struct SidrReq {
     /// Service id. [`service_id`](super::service_id) makes one from a port.
     pub service: u64,
     /// Private data.
-    pub private_data: [u8; 216],
+    pub private_data: [u8; SidrReq::PRIVATE_DATA],
 }
 
 /// Service id resolution response (SIDR_REP): table 120 of the specification.
@@ -38,7 +38,7 @@ pub struct SidrRep {
     /// ECE options, in the attribute modifier of the MAD.
     pub ece_options: u32,
     /// Private data.
-    pub private_data: [u8; 136],
+    pub private_data: [u8; SidrRep::PRIVATE_DATA],
 }
 
 /// Status of a SIDR_REP: `enum ib_cm_sidr_status` of Linux.
@@ -75,6 +75,9 @@ impl fmt::Display for SidrStatus {
 }
 
 impl SidrReq {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 216;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.id);
         to.u16(self.pkey);
@@ -90,6 +93,9 @@ impl SidrReq {
 }
 
 impl SidrRep {
+    /// Length of the private data in bytes.
+    pub const PRIVATE_DATA: usize = 136;
+
     pub(super) fn encode(&self, to: &mut Writer<'_>) {
         to.u32(self.id);
         to.u8(self.status.0);

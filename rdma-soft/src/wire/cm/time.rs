@@ -14,16 +14,6 @@ pub const fn timeout(value: u8) -> Duration {
     Duration::from_millis(1 << (value & MAX).saturating_sub(8))
 }
 
-/// Returns the smallest time value that is at least as long.
-///
-/// This holds for both conversions, by Linux and by the specification, so the value for 1 ms is 8. The value is 31 if the
-/// duration is longer than the longest one, 2²³ ms.
-#[must_use]
-pub fn timeout_value(at_least: Duration) -> u8 {
-    let specified = |value: u8| Duration::from_nanos(4096 << value);
-    (0..MAX).find(|&value| timeout(value).min(specified(value)) >= at_least).unwrap_or(MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,19 +25,5 @@ mod tests {
         // rdma_cm's response timeout, its MRA, and the longest.
         assert_eq!((millis(20), millis(24), millis(31)), (4096, 65_536, 8_388_608));
         assert_eq!((millis(32), millis(0xff)), (1, 8_388_608));
-    }
-
-    #[test]
-    fn the_smallest_value_that_is_long_enough_is_chosen() {
-        for value in 9..=31 {
-            assert_eq!(timeout_value(timeout(value)), value);
-            assert_eq!(timeout_value(timeout(value - 1) + Duration::from_nanos(1)), value);
-        }
-        assert_eq!(timeout_value(Duration::ZERO), 0);
-        assert_eq!(timeout_value(Duration::from_nanos(4096)), 0);
-        assert_eq!(timeout_value(Duration::from_nanos(4097)), 1);
-        assert_eq!(timeout_value(Duration::from_micros(525)), 8);
-        assert_eq!(timeout_value(Duration::from_millis(1)), 8);
-        assert_eq!(timeout_value(Duration::MAX), 31);
     }
 }
