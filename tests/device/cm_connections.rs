@@ -257,7 +257,7 @@ fn a_killed_peer_ends_the_connection() {
     }
     let flushed = connection.wait(DEADLINE).unwrap();
     assert!(flushed.status == WcStatus::WR_FLUSH_ERR && flushed.is_disconnected(), "{flushed:?}");
-    let failed = flushed.ok().err().expect("flushed work has failed");
+    let failed = flushed.ok().expect_err("flushed work has failed");
     assert!(failed.to_string().contains("the peer has ended the connection"), "{failed}");
     assert_eq!(rdma_safe::Error::from(failed).connect_cause(), Some(&Cause::Disconnected));
     let error = failure(error_of(connection.wait(DEADLINE)));
