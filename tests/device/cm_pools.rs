@@ -1,8 +1,11 @@
 //! Servers whose clients are connected by address and share a receive pool or an endpoint set.
 
+use std::time::Duration;
+
 use rdma_safe::cm::{Connection, Connector, Listener, SetConnection};
 use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ProtectionDomain, ReceivePool};
 
+use crate::channel::is_readable;
 use crate::cm::address;
 use crate::support::{DEADLINE, device, error_of, filled, pattern, within_deadline};
 
@@ -149,6 +152,42 @@ fn clients_connected_by_address_share_an_endpoint_set() {
     drop(client);
     within_deadline("the disconnect", || (!member.is_connected(&mut set).unwrap()).then_some(()));
     assert!(matches!(error_of(member.disconnect(&mut set)).error, Error::NoSuchEndpoint));
+}
+
+#[test]
+fn the_descriptor_of_a_connection_becomes_readable_when_the_peer_disconnects() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let pd = rdma.pd();
+    let mut pool = full_pool(&pd);
+    let mut set = EndpointSet::builder(pd.context(), 256).build().unwrap();
+    let mut listener = Listener::bind((address, 0)).unwrap().pd(&pd);
+    let local = listener.local_address();
+    let mut connected = |set: &mut EndpointSet, pool: &ReceivePool| {
+        std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| Connector::new().connect(local.ip().unwrap()).unwrap());
+            let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+            let member = request.accept_in(Endpoint::builder(&pd).send_depth(8).receive_pool(pool), set, b"").unwrap();
+            (connecting.join().unwrap(), member)
+        })
+    };
+    let (mut client, mut member) = connected(&mut set, &pool);
+    let (mut other_client, other_member) = connected(&mut set, &pool);
+    // A message does not make it readable.
+    let outbox = filled(client.pd(), b"hello");
+    client.send(outbox).unwrap();
+    pool.receive(set.wait(DEADLINE).unwrap().1.ok().unwrap().buffer.unwrap()).unwrap();
+    let _ = client.wait(DEADLINE).unwrap().ok().unwrap();
+    assert!(!is_readable(&client, Duration::ZERO) && !is_readable(&member, Duration::ZERO));
+
+    drop(client);
+    assert!(is_readable(&member, DEADLINE));
+    assert!(!member.is_connected(&mut set).unwrap());
+    assert!(!is_readable(&other_member, Duration::ZERO), "the connections have separate descriptors");
+
+    drop(other_member);
+    assert!(is_readable(&other_client, DEADLINE));
+    assert!(!other_client.is_connected().unwrap());
 }
 
 #[test]

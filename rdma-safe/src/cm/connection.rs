@@ -1,7 +1,7 @@
 //! Connections by address.
 
 use std::ops::{Deref, DerefMut};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::attempt::{Cause, Step};
@@ -43,7 +43,7 @@ impl Connection {
         self.side.id.local_address()
     }
 
-    /// The address of the peer.
+    /// The address of the peer; `None` only if it is of a family that [`Address`] does not have.
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
         self.side.id.peer_address()
@@ -155,6 +155,16 @@ impl Connection {
     #[must_use]
     pub fn into_parts(self) -> (Endpoint, Id) {
         (self.endpoint, self.side.id)
+    }
+}
+
+/// The descriptor of the [`EventChannel`](super::EventChannel) of [`Connection::id`].
+///
+/// It becomes readable when the peer has ended the connection: then call [`Connection::is_connected`], which reads the
+/// channel. It does not become readable when work completes: see [`Endpoint::arm`] and [`Endpoint::channel`].
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.side.id.channel().as_fd()
     }
 }
 

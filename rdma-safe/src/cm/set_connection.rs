@@ -1,5 +1,6 @@
 //! Connections by address with endpoints in a set.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::attempt::Step;
@@ -18,58 +19,55 @@ use crate::{Buffer, EndpointBuilder, EndpointKey, EndpointSet, Error, Result};
 /// connection's id. Dropping it disconnects, but leaves the endpoint in the set until [`EndpointSet::remove`]. Until then,
 /// messages from a peer that ignores the disconnect can still arrive.
 ///
-/// A server that waits for no client:
+/// Its descriptor ([`AsFd`]) becomes readable when the peer has ended the connection. The example program `hello_service` is a
+/// server for many clients. Its thread sleeps in `poll(2)` until there are completions, requests, handshakes that advance, or
+/// clients that disconnect.
+///
+/// This server answers one client:
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use std::collections::HashMap;
 /// use std::time::Duration;
-/// use rdma_safe::cm::{Listener, Progress, SetConnection};
-/// use rdma_safe::{Device, Endpoint, EndpointSet, ReceivePool};
+/// use rdma_safe::cm::Listener;
+/// use rdma_safe::{Device, Endpoint, EndpointSet, Error, ReceivePool};
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// let mut pool = ReceivePool::new(&pd, 1024)?;
-/// for buffer in pd.allocate(1024 * 256)?.into_chunks(256)? {
+/// let mut pool = ReceivePool::new(&pd, 64)?;
+/// for buffer in pd.allocate(64 * 256)?.into_chunks(256)? {
 ///     pool.receive(buffer)?;
 /// }
-/// let mut set = EndpointSet::builder(pd.context(), 1024 + 100 * 16).build()?;
+/// // Entries for the receives of the pool, and for 16 answers to each of 100 clients.
+/// let mut set = EndpointSet::builder(pd.context(), 64 + 100 * 16).events(true).build()?;
 /// let mut listener = Listener::bind("0.0.0.0:7471")?.pd(&pd);
-/// let (mut accepting, mut leaving, mut clients) = (Vec::new(), Vec::new(), HashMap::new());
-/// loop {
-///     if let Some(request) = listener.next(Duration::ZERO)? {
-///         let builder = Endpoint::builder(&pd).send_depth(16).receive_pool(&pool);
-///         match request.start_accept_in(builder, &mut set, b"") {
-///             Ok(handshake) => accepting.push(handshake),
-///             Err(error) => eprintln!("{error}"),
+/// let Some(request) = listener.next(Duration::from_secs(60))? else { return Ok(()) };
+/// let builder = Endpoint::builder(&pd).send_depth(16).receive_pool(&pool).receive_share(16);
+/// let mut client = request.accept_in(builder, &mut set, b"")?;
+/// let mut unused = Vec::new();
+/// while client.is_connected(&mut set)? {
+///     let (key, done) = match set.wait(Duration::from_millis(100)) {
+///         Err(Error::Timeout { .. }) => continue,
+///         taken => taken?,
+///     };
+///     let Some(mut endpoint) = set.endpoint(key) else { continue };
+///     match done.ok() {
+///         Ok(done) if done.id.is_receive() => {
+///             endpoint.send(done.buffer.unwrap())?; // answer from the same buffer
 ///         }
-///     }
-///     for handshake in std::mem::take(&mut accepting) {
-///         match handshake.advance_in(&mut set) {
-///             Ok(Progress::Ready(client)) => drop(clients.insert(client.key(), client)),
-///             Ok(Progress::Pending(handshake)) => accepting.push(handshake),
-///             Err(error) => eprintln!("{error}"),
+///         Ok(done) => {
+///             pool.receive(done.buffer.unwrap())?; // the answer was sent
 ///         }
-///     }
-///     while let Some((key, done)) = set.poll()? {
-///         // The first message may arrive before the handshake is complete.
-///         println!("{:?}: {:?}", clients.get(&key).and_then(SetConnection::peer_address), done.status);
-///     }
-///     let mut ended = Vec::new();
-///     for client in clients.values_mut() {
-///         if !client.is_connected(&mut set)? {
-///             ended.push(client.key());
-///         }
-///     }
-///     for client in ended.iter().filter_map(|key| clients.remove(key)).collect::<Vec<_>>() {
-///         leaving.push(client.start_disconnect(&mut set)?);
-///     }
-///     for handshake in std::mem::take(&mut leaving) {
-///         match handshake.advance_in(&mut set)? {
-///             Progress::Ready(ended) => drop(ended.buffers),
-///             Progress::Pending(handshake) => leaving.push(handshake),
+///         Err(failed) => {
+///             eprintln!("{:?}: {}", client.peer_address(), endpoint.explain(&failed));
+///             unused.extend(failed.0.buffer);
+///             break;
 ///         }
 ///     }
 /// }
+/// unused.extend(client.disconnect(&mut set).unwrap_or_else(|error| error.buffers));
+/// for buffer in unused {
+///     pool.receive(buffer)?; // for the next client
+/// }
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
@@ -125,7 +123,7 @@ impl SetConnection {
         self.side.id.local_address()
     }
 
-    /// The address of the peer.
+    /// The address of the peer; `None` only if it is of a family that [`Address`] does not have.
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
         self.side.id.peer_address()
@@ -174,6 +172,16 @@ impl SetConnection {
             }
             Err(error) => Err(DisconnectError::of(error, set.remove(key))),
         }
+    }
+}
+
+/// The descriptor of the [`EventChannel`](super::EventChannel) of [`SetConnection::id`].
+///
+/// It becomes readable when the peer has ended the connection: then call [`SetConnection::is_connected`], which reads the
+/// channel. It does not become readable when work completes: see [`EndpointSet::arm`].
+impl AsFd for SetConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.side.id.channel().as_fd()
     }
 }
 
