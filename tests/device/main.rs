@@ -72,6 +72,8 @@ mod file_transfer;
 #[cfg(not(miri))]
 mod floods;
 mod hello;
+#[cfg(not(miri))]
+mod hello_service;
 mod imports;
 mod keepalive;
 mod keepalive_faults;
