@@ -8,7 +8,7 @@ use rdma_safe::cm::{
     Cause, CmError, ConnectError, ConnectParameters, Connection, Connector, EventChannel, EventKind, Id, Listener,
     PortSpace, RejectReason, Step,
 };
-use rdma_safe::{Endpoint, Errno, Error, Operation};
+use rdma_safe::{Endpoint, Errno, Error, Operation, soft};
 
 use crate::cm::{listener, next, request, resolved};
 use crate::support::peer::{self, Peer};
@@ -72,6 +72,23 @@ fn addresses_of_this_host_reach_listeners_of_other_processes() {
         let _ = connection.wait(DEADLINE).unwrap().ok().unwrap();
         assert_eq!(server.next_report(), text);
     }
+}
+
+#[test]
+fn the_first_call_names_an_address_that_this_host_does_not_have() {
+    const NAME: &str = "cm_soft::the_first_call_names_an_address_that_this_host_does_not_have";
+    if peer::role().is_some() {
+        assert!(soft::install_for(Some("soft0")));
+        for error in [error_of(Listener::bind("127.0.0.1:0")), error_of(Connector::new().connect("127.0.0.1:7471"))] {
+            let text = error.to_string();
+            assert!(text.contains("192.0.2.9 is not an address of this machine"), "{text}");
+            assert!(!text.contains("install_by_default"), "{text}");
+        }
+        return;
+    }
+    let Some(_rdma) = soft_device() else { return };
+    // An address for documentation.
+    Peer::start_with(NAME, "alone", &[("RDMA_SOFT_ADDR", "192.0.2.9")]).expect_success();
 }
 
 fn failure(error: Error) -> ConnectError {

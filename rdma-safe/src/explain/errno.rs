@@ -131,6 +131,9 @@ pub(crate) fn cause(verb: Verb, errno: Errno) -> Option<&'static str> {
 /// Like [`cause`], for functions of librdmacm, where an `errno` has other meanings.
 fn cm_cause(verb: Verb, errno: Errno) -> Option<&'static str> {
     Some(match (verb, errno.0) {
+        (Verb::RdmaCreateEventChannel, libc::ENODEV) if runs_on_soft0() => {
+            soft0_error().unwrap_or("soft0 does not work in a process that was forked after its first verb")
+        }
         (Verb::RdmaCreateEventChannel, libc::EPERM | libc::ENODEV | libc::ENOENT) => {
             concat!(
                 use_soft0!(),
