@@ -62,9 +62,11 @@ impl Deref for PrivateData {
     }
 }
 
+/// Without zeros at the end, since data of a peer is padded with them.
 impl fmt::Debug for PrivateData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "b\"{}\"", self.escape_ascii())
+        let len = self.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        write!(f, "b\"{}\"", self[..len].escape_ascii())
     }
 }
 
@@ -279,5 +281,17 @@ impl UdParameters {
         let raw = unsafe { event.param.ud };
         let address = AddressVector::from_raw(&raw.ah_attr);
         UdParameters { private_data: PrivateData::EMPTY, address, qp_num: raw.qp_num, qkey: raw.qkey }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_data_is_printed_without_its_padding() {
+        let printed = |data: &[u8]| format!("{:?}", PrivateData::new(data, 196).unwrap());
+        assert_eq!(printed(b"busy\0\"\0\0\0"), r#"b"busy\x00\"""#);
+        assert_eq!((printed(&[0; 148]), printed(b"")), (r#"b"""#.to_owned(), r#"b"""#.to_owned()));
     }
 }
