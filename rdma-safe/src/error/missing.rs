@@ -27,7 +27,7 @@ pub(super) const NO_DEVICE: &str = concat!(
 );
 
 pub(super) const NO_CHANNEL: &str = "there is no completion channel for events: build the queue with \
-     CompletionQueueBuilder::channel, or the endpoint with EndpointBuilder::events";
+     CompletionQueueBuilder::channel, the endpoint with EndpointBuilder::events, or the set with EndpointSetBuilder::events";
 
 /// The message includes the library's error, so that error is not a `source`.
 impl From<&'static LoadError> for Error {
@@ -66,7 +66,8 @@ pub(super) fn no_completion(waited: &Duration, f: &mut Formatter<'_>) -> Result 
     write!(
         f,
         "no completion within {waited:?}: the peer may be gone, or has posted no receive. A reliable connection retries such a \
-         send without end, unless ConnectOptions::rnr_retry limits it. The work stays in flight"
+         send without end; only connections by exchanged addresses can limit that, with ConnectOptions::rnr_retry. The work \
+         stays in flight"
     )
 }
 

@@ -76,7 +76,10 @@ pub enum PostError {
     },
 
     /// The queue pair uses a shared receive queue.
-    #[error("the queue pair takes its receives from a shared receive queue: post them to that")]
+    #[error(
+        "the queue pair takes its receives from a shared receive queue: post them with ReceivePool::receive or \
+             SharedReceiveQueue::receive"
+    )]
     SharedReceives,
 
     /// Queue pairs of this type have no receive queue.
