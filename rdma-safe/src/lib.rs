@@ -77,9 +77,11 @@
 //!
 //! # Requirements
 //!
-//! 64-bit Linux, and at run time libibverbs of rdma-core 44 or newer (packages `libibverbs1` and `ibverbs-providers` on
+//! 64-bit Linux. A program that runs on soft0 (feature `soft`) needs nothing else.
+//!
+//! Other devices need, at run time, libibverbs of rdma-core 44 or newer (packages `libibverbs1` and `ibverbs-providers` on
 //! Debian, `libibverbs` elsewhere). Without it every entry point returns [`Error::Load`], which lists the names that
-//! were tried. [`cm`] also needs librdmacm (`librdmacm1`).
+//! were tried. With them, [`cm`] also needs librdmacm (`librdmacm1`).
 #![deny(missing_docs)]
 
 pub mod address;

@@ -124,6 +124,8 @@ impl Connector {
 
     /// Like [`Connector::resolve`], for the first of these addresses that a device leads to.
     ///
+    /// If the peer then refuses the connection, the next address is not tried, unlike with [`Connector::connect`].
+    ///
     /// # Errors
     /// Like [`Connector::resolve`], for the last address; [`CmError::NoAddress`](super::CmError::NoAddress) when a name
     /// is unknown.

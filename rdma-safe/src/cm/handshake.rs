@@ -48,7 +48,8 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 ///
 /// # Example
 ///
-/// One thread connects to several servers and accepts connections at the same time:
+/// One thread connects to several servers and accepts connections at the same time. (The example program `hello_service` also
+/// transfers data and stops gracefully.)
 ///
 /// ```no_run
 /// use std::net::SocketAddr;
@@ -58,6 +59,7 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 /// use rdma_safe::cm::{Connection, Connector, Handshake, Listener, Outcome, Progress, Request, Route};
 /// use rdma_safe::{Endpoint, Error, Result};
 /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+/// use rustix::io::Errno;
 ///
 /// /// The event loop of a program that connects and accepts.
 /// struct Peers {
@@ -118,8 +120,11 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 ///         let resolving = self.resolving.iter().map(AsFd::as_fd);
 ///         let descriptors = resolving.chain(self.connecting.iter().map(AsFd::as_fd)).chain([self.listener.as_fd()]);
 ///         let mut polled: Vec<_> = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-///         poll(&mut polled, timeout.as_ref())?;
-///         Ok(())
+///         match poll(&mut polled, timeout.as_ref()) {
+///             // A signal handler has run. The next turn handles the descriptors that are readable.
+///             Ok(_) | Err(Errno::INTR) => Ok(()),
+///             Err(errno) => Err(errno.into()),
+///         }
 ///     }
 /// }
 ///
@@ -143,7 +148,8 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 /// handshakes have the same channel, so one registration is enough:
 ///
 /// ```text
-/// let readable = AsyncFd::new(handshake.channel().clone())?;
+/// // SAFETY: all clones of a channel have the same descriptor, which is open as long as one of them exists.
+/// let readable = unsafe { AsyncFd::register(handshake.channel().clone()) }?;
 /// let connection = loop {
 ///     match handshake.advance()? {
 ///         Progress::Ready(connection) => break connection,
@@ -155,6 +161,8 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 ///     }
 /// };
 /// ```
+///
+/// tokio before 1.54 has the safe function `AsyncFd::new` instead.
 ///
 /// `advance` returns [`Progress::Pending`] only when the channel is empty, so it also suits edge-triggered reactors. After
 /// [`Progress::Ready`] the channel may have another event: call [`Connection::is_connected`] before waiting for the next
@@ -292,7 +300,8 @@ impl<T: Outcome> Handshake<T> {
         self.side.id.local_address()
     }
 
-    /// The address of the peer.
+    /// The address of the peer: the requested one until the peer is resolved. `None` only if it is of a family that [`Address`]
+    /// does not have.
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
         self.side.peer_address()

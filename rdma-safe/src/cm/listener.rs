@@ -45,7 +45,7 @@ use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDoma
 ///
 /// [`PreparedRequest::accept`] waits until the peer confirms. A server that must not wait for one client uses
 /// [`PreparedRequest::start_accept`]. [`Handshake`] has an example, which polls the descriptors of the listener ([`AsFd`])
-/// and of the handshakes.
+/// and of the handshakes. So does the example program `hello_service`, for many clients in an [`EndpointSet`].
 #[derive(Debug)]
 pub struct Listener {
     listening: ListeningId,
@@ -231,7 +231,7 @@ impl Request {
         &self.asked
     }
 
-    /// The address of the peer.
+    /// The address of the peer; `None` only if it is of a family that [`Address`] does not have.
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
         self.side.id.peer_address()

@@ -263,7 +263,8 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Maximum number of bytes that can be sent inline; 0 by default.
     ///
-    /// On most devices this is faster for small messages, and limited to some hundred bytes.
+    /// On most devices this is faster for small messages, and limited to some hundred bytes. A device may allow more than
+    /// requested: soft0 allows 16 bytes even without this setting, and others may allow none.
     pub fn inline_data(mut self, bytes: u32) -> Self {
         self.inline_data = bytes;
         self
