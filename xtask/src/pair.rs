@@ -38,6 +38,8 @@ pub(crate) enum Ready<'a> {
     Tcp(u16),
     /// An id of soft0 listens, and the name of its socket contains this text: `/PORT/`, or `/PORT/ADDRESS`.
     Soft(&'a str),
+    /// An id of the kernel's connection manager listens on this port.
+    Kernel(u16),
     /// The server has written a line with this text.
     Line(&'a str),
 }
@@ -80,6 +82,7 @@ fn run_when(
         let is_ready = match ready {
             Ready::Tcp(port) => is_listening(port),
             Ready::Soft(name) => is_soft_listening(name),
+            Ready::Kernel(port) => is_kernel_listening(port),
             Ready::Line(_) => has_written,
         };
         (ended.is_some() || is_ready).then_some(ended)
@@ -214,6 +217,21 @@ fn is_listening(port: u16) -> bool {
     tables.iter().any(|table| fs::read_to_string(table).is_ok_and(|table| has_listener(&table, port)))
 }
 
+/// Whether an id of the kernel's connection manager listens on a port, in any port space.
+fn is_kernel_listening(port: u16) -> bool {
+    let listed = process::output(Command::new("rdma").args(["resource", "show", "cm_id"]));
+    listed.is_ok_and(|ids| has_kernel_listener(&ids, port))
+}
+
+/// An id is listed as `link rxe0/1 cm-idn 0 state LISTEN ps TCP pid 100 comm cmtime src-addr 10.9.9.1:7471 dst-addr 0.0.0.0:0`.
+fn has_kernel_listener(ids: &str, port: u16) -> bool {
+    let port = format!(":{port}");
+    ids.lines().filter(|id| id.contains(" state LISTEN ")).any(|id| {
+        let mut words = id.split_whitespace().skip_while(|word| *word != "src-addr");
+        words.nth(1).is_some_and(|address| address.ends_with(&port))
+    })
+}
+
 /// Whether a listening socket of soft0 has a name that contains `part`.
 fn is_soft_listening(part: &str) -> bool {
     fs::read_to_string("/proc/net/unix").is_ok_and(|table| has_soft_listener(&table, part))
@@ -252,6 +270,18 @@ mod tests {
         assert!(!has_soft_listener(&socket("00010000"), "/747/"));
         assert!(!has_soft_listener(&socket("00010000"), "/7471/127.0.0.1"));
         assert!(!has_soft_listener(&socket("00000000"), "/7471/"));
+    }
+
+    #[test]
+    fn an_id_of_the_kernel_that_listens_is_distinguished_from_a_connected_one() {
+        let id = |state| {
+            format!(
+                "link rxe0/1 cm-idn 3 state {state} ps TCP pid 9 comm cmtime src-addr 10.9.9.1:7471 dst-addr 0.0.0.0:0\n"
+            )
+        };
+        assert!(has_kernel_listener(&id("LISTEN"), 7471));
+        assert!(!has_kernel_listener(&id("LISTEN"), 471));
+        assert!(!has_kernel_listener(&id("CONNECT"), 7471));
     }
 
     #[test]

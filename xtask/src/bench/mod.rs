@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: reproducible benchmarks.
 
+pub(crate) mod connections;
 mod criterion;
 mod environment;
 pub(crate) mod overhead;
@@ -21,6 +22,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
+    Connections(connections::Args),
     Criterion(criterion::Args),
     Overhead(overhead::Args),
     Pingpong(pingpong::Args),
@@ -31,6 +33,7 @@ enum Benchmark {
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     match &args.benchmark {
+        Benchmark::Connections(args) => connections::main(args),
         Benchmark::Criterion(args) => criterion::main(args),
         Benchmark::Overhead(args) => overhead::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),

@@ -99,7 +99,8 @@ fn command(words: &[String]) -> Result<Command> {
     Ok(command)
 }
 
-fn environment() -> BTreeMap<String, String> {
+/// Versions of the kernel, of rdma-core, and of perftest.
+pub(crate) fn environment() -> BTreeMap<String, String> {
     let kernel = rustix::system::uname();
     let mut facts =
         BTreeMap::from([("guest kernel".to_owned(), format!("Linux {}", kernel.release().to_string_lossy()))]);
