@@ -261,6 +261,8 @@ fn a_listener_holds_a_thousand_connections_and_ten_thousand_leak_nothing() {
     let Some(address) = address(&rdma) else { return };
     let (batches, count) = batches(&rdma);
     let measured = |server: SocketAddr, run: &mut dyn FnMut(usize)| {
+        // The first line allocates the buffer of standard input.
+        peer::wait_for("start");
         let mut before = None;
         for batch in 0..batches {
             run(batch);
@@ -293,6 +295,7 @@ fn a_listener_holds_a_thousand_connections_and_ten_thousand_leak_nothing() {
             let mut server = Peer::start_with(NAME, "server", &uncached);
             let mut client = Peer::start_with(NAME, server.next_report(), &uncached);
             let mut both = [&mut server, &mut client];
+            both.iter_mut().for_each(|peer| peer.tell("start"));
             both.iter_mut().for_each(|peer| assert_eq!(peer.next_report(), "measured"));
             both.iter_mut().for_each(|peer| peer.tell("go on"));
             client.expect_success();
