@@ -87,7 +87,8 @@ fn an_error_of_one_client_does_not_affect_the_others() {
     let outbox = filled(talkative.pd(), &[b'x'; 257]);
     talkative.send(outbox).unwrap();
     let failed = error_of(talkative.wait(DEADLINE).unwrap().ok());
-    assert_eq!(failed.0.status, WcStatus::REM_INV_REQ_ERR, "{failed}");
+    // SoftRoCE reports a message that is too long for a shared receive as the peer's own error.
+    assert!([WcStatus::REM_INV_REQ_ERR, WcStatus::REM_OP_ERR].contains(&failed.0.status), "{failed}");
     within_deadline("the disconnect", || (!talkative.is_connected().unwrap()).then_some(()));
     exchange(&mut client, b"and I", b"hello, and I");
     client.disconnect().unwrap();
