@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::lab::wait_until;
 use crate::skip;
 
 /// This machine, and how to reach the other one.
@@ -30,9 +31,12 @@ impl Host {
         Some(Host { is_first: host == "0", own, peer, interface: interface.to_owned() })
     }
 
-    /// Link-local IPv6 address of the interface.
+    /// Link-local IPv6 address of the interface, once no other host can have it.
     pub(crate) fn link_local(&self) -> Option<String> {
-        let shown = run("ip", &["-oneline", "-6", "address", "show", "dev", &self.interface, "scope", "link"]);
+        let shown = wait_until("the end of duplicate address detection", || {
+            let shown = run("ip", &["-oneline", "-6", "address", "show", "dev", &self.interface, "scope", "link"]);
+            (!shown.contains("tentative")).then_some(shown)
+        });
         let address = |line: &str| Some(line.split_once("inet6 ")?.1.split_once('/')?.0.to_owned());
         shown.lines().find_map(address)
     }

@@ -28,11 +28,17 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
     loop {
         let mut core = device.lock();
         let Some(taken) = core.state.cma.take_event(number) else {
+            let is_destroyed = core.state.cma.channels.get(number).is_none();
             drop(core);
+            if is_destroyed {
+                wait_for_the_end();
+            }
             // A program that waits here does not poll, so the server has to receive MADs.
             device.server.end_idle();
             if let Err(error) = wait(fd) {
-                return result(Err(error.raw_os_error().unwrap_or(libc::EIO)));
+                if device.lock().state.cma.channels.get(number).is_some() {
+                    return result(Err(error.raw_os_error().unwrap_or(libc::EIO)));
+                }
             }
             continue;
         };
@@ -42,6 +48,16 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
             unsafe { event.write(read) };
             return 0;
         }
+    }
+}
+
+/// Waits until the process ends or the thread is cancelled.
+///
+/// Programs such as rping destroy a channel while another thread waits for its events. In librdmacm that thread never returns.
+fn wait_for_the_end() -> ! {
+    loop {
+        // SAFETY: the call takes no pointers.
+        unsafe { libc::pause() };
     }
 }
 
