@@ -89,7 +89,7 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 ///     result.inspect_err(|error| eprintln!("{error}")).ok()
 /// }
 ///
-/// /// Advances the handshakes, and returns the results of those that are complete.
+/// /// Advances the handshakes. Returns the results of the complete ones.
 /// fn advance<T: Outcome<Context = (), Error = Error>>(handshakes: &mut Vec<Handshake<T>>) -> Vec<T> {
 ///     let mut results = Vec::new();
 ///     for handshake in std::mem::take(handshakes) {
@@ -273,8 +273,8 @@ impl<T: Outcome> Handshake<T> {
 
     /// The time at which to call [`Handshake::advance`] even if the descriptor is not readable.
     ///
-    /// From then on it fails with [`Cause::Timeout`], unless an event has arrived. Every step has a deadline of its own,
-    /// so this may change with every call. The deadline has passed already if the handshake need not wait.
+    /// After this time, `advance` fails with [`Cause::Timeout`] unless an event has arrived. Each step has another deadline, so
+    /// ask again after each call of `advance`. If the handshake need not wait, the deadline has passed.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         self.deadline
@@ -357,8 +357,8 @@ impl<T: Outcome<Context = ()>> Handshake<T> {
     /// Handles the events that have arrived, and starts the next step. Never blocks.
     ///
     /// # Errors
-    /// Those of the blocking call: [`CmError::Connect`](super::CmError::Connect) with the step that failed and its cause,
-    /// after the deadline [`Cause::Timeout`].
+    /// [`CmError::Connect`](super::CmError::Connect) names the step that has failed and its cause. After the deadline the cause is
+    /// [`Cause::Timeout`]. The other errors are those of the blocking call.
     pub fn advance(self) -> Result<Progress<T>, T::Error> {
         self.advance_with(&mut ())
     }

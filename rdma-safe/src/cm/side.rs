@@ -119,7 +119,7 @@ impl Side {
             self.bring_to(Step::Accept, endpoint, state)?;
         }
         // The peer's queue pair does not answer before its program has handled the reply.
-        endpoint.set_keepalive(false);
+        endpoint.pause_keepalive();
         let parameters = self.parameters(endpoint, Some(asked), private_data)?;
         self.id.accept(&parameters).map_err(|error| self.call_failed(Step::Accept, error))
     }
@@ -142,7 +142,7 @@ impl Side {
                 Ok(answer.private_data)
             }
             (Step::Accept, EventKind::Established(_)) => {
-                endpoint.set_keepalive(true);
+                endpoint.resume_keepalive();
                 Ok(*asked)
             }
             (_, other) => Err(self.error(step, Cause::of(other))),
@@ -190,7 +190,7 @@ impl Side {
     }
 }
 
-/// Who has ended a connection.
+/// The cause of the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EndedBy {
     Program,
@@ -205,9 +205,8 @@ pub(super) trait ConnectionEnd {
     fn queue_pair(&self) -> &QueuePair;
     fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()>;
 
-    /// Starts or ends the keepalive, if the endpoint has one. A queue pair in RTS starts it by itself.
-    fn set_keepalive(&mut self, is_on: bool);
-
+    fn pause_keepalive(&mut self);
+    fn resume_keepalive(&mut self);
     fn note_peer_left(&mut self);
 
     /// Flushes all work.
@@ -234,8 +233,12 @@ macro_rules! impl_connection_end {
                 self.advance(attributes)
             }
 
-            fn set_keepalive(&mut self, is_on: bool) {
-                self.set_keepalive(is_on);
+            fn pause_keepalive(&mut self) {
+                self.pause_keepalive();
+            }
+
+            fn resume_keepalive(&mut self) {
+                self.resume_keepalive();
             }
 
             fn note_peer_left(&mut self) {

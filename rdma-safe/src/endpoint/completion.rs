@@ -113,10 +113,11 @@ impl Completion {
         if self.extra.flags.contains(WcFlags::WITH_IMM) { Some(u32::from_be(self.extra.number)) } else { None }
     }
 
-    /// Whether the work was flushed because the peer has ended the connection: [`cm`](crate::cm).
+    /// Whether the work was flushed because the peer has ended the connection by address ([`cm`](crate::cm)).
     ///
-    /// A normal end of a service that waits for messages: the posted receives come back, and none of them failed by itself.
-    /// As an [`Error`](crate::Error), such work has the cause [`Disconnected`](crate::cm::Cause::Disconnected).
+    /// This is how receives come back that were posted for further messages. Nothing has failed: close the connection, or
+    /// connect again. Converted to [`Error`](crate::Error), such work has the cause
+    /// [`Disconnected`](crate::cm::Cause::Disconnected).
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.extra == Extra::PEER_LEFT

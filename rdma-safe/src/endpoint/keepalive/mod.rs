@@ -58,6 +58,8 @@ pub(super) struct Keepalive {
     interval: Duration,
     /// Whether the endpoint is connected and nothing has failed.
     watching: bool,
+    /// Whether the connection manager has paused the keepalive, and nothing has failed since.
+    paused: bool,
     /// Number of the peer's queue pair.
     peer: u32,
     /// Time of the next check of an endpoint that is not in a set.
@@ -108,6 +110,7 @@ impl Keepalive {
             within,
             interval: within * 3 / 16,
             watching: false,
+            paused: false,
             peer: 0,
             due: None,
             pace: Pace::new(Instant::now(), slack(within)),
@@ -137,7 +140,7 @@ impl Keepalive {
 
     /// Starts when the queue pair is connected. The first check passes.
     fn start(&mut self, now: Instant) {
-        self.watching = true;
+        (self.watching, self.paused) = (true, false);
         self.seen = u64::MAX;
         self.schedule(now);
     }
@@ -149,7 +152,7 @@ impl Keepalive {
 
     /// Ends the keepalive: the connection has failed.
     pub(super) fn end(&mut self) {
-        self.watching = false;
+        (self.watching, self.paused) = (false, false);
         self.due = None;
     }
 
@@ -263,12 +266,18 @@ impl<I: Interface> Poster<I> {
         }
     }
 
-    /// Starts or ends the keepalive, unless work has failed.
-    pub(super) fn set_keepalive(&mut self, is_on: bool) {
-        match is_on {
-            true if !self.poisoned => self.start_keepalive(),
-            true => {}
-            false => self.live.end_keepalive(),
+    /// Pauses the keepalive of a queue pair in RTS whose peer does not answer yet.
+    pub(super) fn pause_keepalive(&mut self) {
+        if let Some(keepalive) = self.live.keepalive.as_mut().filter(|keepalive| keepalive.watching) {
+            keepalive.end();
+            keepalive.paused = true;
+        }
+    }
+
+    /// Starts a paused keepalive, unless the connection has failed meanwhile.
+    pub(super) fn resume_keepalive(&mut self) {
+        if self.live.keepalive.as_ref().is_some_and(|keepalive| keepalive.paused) {
+            self.start_keepalive();
         }
     }
 
@@ -325,6 +334,8 @@ impl<I: Interface> Poster<I> {
     }
 
     /// Posts a signaled write of zero bytes. The send queue has an entry for it.
+    ///
+    /// Returns [`Check::Lost`] if the provider has refused it too often.
     fn post_probe(&mut self) -> Check {
         self.abort_batch();
         let Some(keepalive) = &mut self.live.keepalive else { return Check::Pass };

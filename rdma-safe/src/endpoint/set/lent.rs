@@ -22,9 +22,14 @@ impl EndpointMut<'_> {
         self.poster.advance(attributes)
     }
 
-    /// Starts or ends the keepalive, as a connection manager requires.
-    pub(crate) fn set_keepalive(&mut self, is_on: bool) {
-        self.poster.set_keepalive(is_on);
+    /// Pauses the keepalive until the peer has confirmed the connection.
+    pub(crate) fn pause_keepalive(&mut self) {
+        self.poster.pause_keepalive();
+    }
+
+    /// Resumes the keepalive.
+    pub(crate) fn resume_keepalive(&mut self) {
+        self.poster.resume_keepalive();
     }
 
     /// The peer has ended the connection, so work that is flushed from now on has this cause.
