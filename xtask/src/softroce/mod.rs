@@ -31,7 +31,7 @@ use self::config::{ADDRESSES, Config, Network};
 use self::host::{HostDevice, LocalCommand};
 use self::layers::Layers;
 use self::output::Prefixed;
-pub(crate) use self::output::{Passthrough, to_stderr, to_stdout};
+pub(crate) use self::output::{Collected, Passthrough, to_stderr, to_stdout};
 use self::qemu::Accelerator;
 pub(crate) use self::release::Release;
 pub(crate) use self::supervise::{Ending, Sink};

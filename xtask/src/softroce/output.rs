@@ -10,6 +10,17 @@ pub(crate) struct Passthrough;
 
 impl Sink for Passthrough {}
 
+/// Collects standard output. Standard error passes through.
+#[derive(Debug, Default)]
+pub(crate) struct Collected(pub(crate) Vec<u8>);
+
+impl Sink for Collected {
+    fn stdout(&mut self, _: usize, bytes: &[u8]) -> io::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
 /// Passes the output of two guests through by line, prefixed with the number of the guest.
 #[derive(Debug, Default)]
 pub(crate) struct Prefixed {

@@ -29,7 +29,7 @@ const SAMPLE: Duration = Duration::from_millis(2);
 /// A connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Manager {
-    /// That of the kernel, over the device `rxe0`.
+    /// `rdma_cm` of the kernel, over the device `rxe0`.
     Kernel,
     Soft,
 }
@@ -70,7 +70,7 @@ pub(super) struct Round {
 pub(super) struct Memory<T> {
     /// Resident memory of the two processes.
     pub(super) processes: T,
-    /// Memory that is not available any more: that of the processes and of the kernel.
+    /// Decrease of the available memory, which the processes and the kernel have taken.
     pub(super) system: T,
 }
 
@@ -99,7 +99,7 @@ fn raise_limit_of_descriptors() -> Result<()> {
     set(Some(DESCRIPTORS)).or_else(|_| set(most)).context("cannot raise the limit of descriptors")
 }
 
-/// Whether this process runs in a network namespace of its own: [`run_alone`].
+/// Whether [`run_alone`] has started this process, in its own network namespace.
 fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }

@@ -3,7 +3,6 @@
 pub(crate) mod inside;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use self::inside::{Manager, Plan, Report, Round};
 use super::result::{self, Benchmark, Table};
 use super::{environment, series::Series};
-use crate::softroce::{self, Ending, Options, Place, Sink};
+use crate::softroce::{self, Collected, Ending, Options, Place};
 use crate::{process, soft, workspace};
 
 /// Connections of the runs that the memory of the others is compared with.
@@ -221,15 +220,4 @@ fn tables(all: &[Summary; 3], args: &Args) -> Result<Vec<Table>> {
             )],
         },
     ])
-}
-
-/// Collects standard output. Standard error passes through.
-#[derive(Debug, Default)]
-struct Collected(Vec<u8>);
-
-impl Sink for Collected {
-    fn stdout(&mut self, _: usize, bytes: &[u8]) -> io::Result<()> {
-        self.0.extend_from_slice(bytes);
-        Ok(())
-    }
 }

@@ -17,7 +17,6 @@ pub(crate) mod inside;
 mod tables;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -32,7 +31,7 @@ use self::inside::{Output, Plan, Report};
 use super::environment;
 use super::result::{self, Benchmark, Gate};
 use crate::pair::End;
-use crate::softroce::{self, Ending, Options, Place, Sink};
+use crate::softroce::{self, Collected, Ending, Options, Place};
 use crate::{pingpong, process, workspace};
 
 /// Largest ratio of our instructions to C's: 1, plus the resolution of the measurement.
@@ -228,17 +227,6 @@ impl Boot {
             None => bail!("the guest did not report this case"),
         };
         self.launches.iter().map(read).collect()
-    }
-}
-
-/// Collects standard output. Standard error passes through.
-#[derive(Debug, Default)]
-struct Collected(Vec<u8>);
-
-impl Sink for Collected {
-    fn stdout(&mut self, _: usize, bytes: &[u8]) -> io::Result<()> {
-        self.0.extend_from_slice(bytes);
-        Ok(())
     }
 }
 
