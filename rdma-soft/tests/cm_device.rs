@@ -42,7 +42,7 @@ fn packet(from: SocketAddrV4, number: u32) -> Vec<u8> {
     let (source, dest) = (IpAddr::V4(*from.ip()), IpAddr::V4(Ipv4Addr::LOCALHOST));
     let req = Req {
         local_id: number,
-        // As of a device of soft0, but no process has it.
+        // A GUID that only soft0 has, but that of no process.
         guid: 0x02_73_30 << 40 | u64::from(number),
         service: service_id(RDMA_PS_TCP.0 as u16, PORT),
         ..request(source, dest, number, 1)
@@ -70,7 +70,7 @@ fn packet(from: SocketAddrV4, number: u32) -> Vec<u8> {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn requests_that_end_at_once_take_no_more_memory_than_the_backlog() {
-    // SAFETY: the only other thread is that of the test harness, which waits.
+    // SAFETY: this program has one test. The main thread waits for it, and does not read the environment meanwhile.
     unsafe { std::env::set_var("RDMA_SOFT_ADDR", DEVICE.to_string()) };
     listen();
     let socket = UdpSocket::bind((SENDER, 0)).unwrap();

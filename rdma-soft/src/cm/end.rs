@@ -110,6 +110,8 @@ impl Manager {
         self.send_rejection(now, id, reason, private_data)
     }
 
+    /// Like [`Manager::reject`], but the program need not have taken the request. If it has not, the request keeps its place in the
+    /// backlog.
     pub(super) fn send_rejection(
         &mut self,
         now: Time,

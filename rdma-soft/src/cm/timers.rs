@@ -1,11 +1,11 @@
-//! Timers of connections and lookups, at most one for each.
+//! Timers by number, at most one for each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ConnectionId;
 use crate::transport::Time;
 
-/// The timers of a manager.
+/// Timers of connections and lookups, or of ids.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Timers {
     by_time: BTreeSet<(Time, ConnectionId)>,
