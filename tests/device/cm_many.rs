@@ -274,8 +274,8 @@ fn a_listener_holds_a_thousand_connections_and_ten_thousand_leak_nothing() {
             }
         }
         let before = before.expect("a batch");
-        // A leak of the smallest allocation is 32 bytes for each connection, and tables that grow take less. With losses they grow by
-        // more: how many messages wait for a retransmission at once depends on the machine's load.
+        // A leak of the smallest allocation is 32 bytes for each connection, and tables that grow take less. With losses they grow
+        // by more: how many messages wait for a retransmission at once depends on the machine's load.
         let heap = if rdma.loses_cm_messages() { 1 << 18 } else { (batches - 1) * count * 16 };
         let start = Instant::now();
         // The other process may still have connections, and descriptors for them.
