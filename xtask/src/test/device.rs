@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::artifacts::{Place, TestProgram};
+use super::durations::Durations;
 use super::inside::{self, Plan, Program};
 use super::libtest::{Line, Output};
 use super::report::Report;
@@ -82,6 +83,7 @@ fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) 
     });
     let ending = softroce::run(&command, &options, &mut sink);
     sink.finish();
+    println!("    slowest: {}", progress.durations);
     let report = progress.finish();
     conclude(ending, report)
 }
@@ -93,6 +95,7 @@ struct Progress {
     /// Of the program that runs.
     output: Output,
     program: String,
+    durations: Durations,
 }
 
 impl Progress {
@@ -100,6 +103,7 @@ impl Progress {
         if let Some(program) = inside::begun(line) {
             self.program = program.to_owned();
         }
+        self.durations.line(line);
         self.output.line(line);
         if let Some(status) = inside::ended(line) {
             if status != 0 && (self.output.is_unfinished() || self.output.report().tally.failed == 0) {

@@ -153,7 +153,7 @@ fn running(line: &str) -> Option<u64> {
 }
 
 /// `a::b` of `test a::b ... ok`, if that is the result.
-fn result_of<'a>(line: &'a str, result: &str) -> Option<&'a str> {
+pub(super) fn result_of<'a>(line: &'a str, result: &str) -> Option<&'a str> {
     let name = line.strip_prefix("test ")?.strip_suffix(result)?.strip_suffix(" ... ")?;
     let kinds = [" - should panic", " - compile", " - compile fail"];
     Some(kinds.iter().find_map(|kind| name.strip_suffix(kind)).unwrap_or(name))

@@ -7,6 +7,7 @@ mod args;
 mod artifacts;
 mod coverage;
 mod device;
+mod durations;
 mod explore;
 mod foreign;
 mod hosts;
