@@ -74,8 +74,8 @@ fn datagrams_are_limited_by_the_path_mtu() {
 fn credits_prevent_messages_without_a_receive() {
     let Some(rdma) = device() else { return };
     // There are many more messages than receives, in whole lists of eight. None is lost.
-    let iters = rdma.count_of(400, 160);
-    for (options, qps) in [
+    let iters = rdma.count_of(400, 80);
+    for (index, (options, qps)) in [
         ("--rx-depth 64", 1),
         ("--rx-depth 2", 1),
         ("--rx-depth 16 --post-list 8", 1),
@@ -88,8 +88,14 @@ fn credits_prevent_messages_without_a_receive() {
         ("--use-srq --qps 4 --rx-depth 64", 4),
         ("--use-srq --qps 4 --threads 2 --rx-depth 2 --events", 4),
         ("--use-srq --qps 2 --rx-depth 32 --post-list 8", 2),
-    ] {
-        for transport in ["UC --size 64,1500", "UD --size 64,200"] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let transports = ["UC --size 64,1500", "UD --size 64,200"];
+        // A device that may be emulated has half of the combinations.
+        let transports = if rdma.is_soft() { &transports[..] } else { &transports[index % 2..][..1] };
+        for transport in transports {
             let options = format!("send bw -c {transport} --iters {iters} --warm-up 40 --validate --yield {options}");
             let report = rdma.measure(&options);
             assert_eq!(report.counts("/messages"), [qps * iters; 2], "{options}");
@@ -173,7 +179,7 @@ fn unsupported_tests_are_refused_at_both_ends() {
 #[test]
 fn queue_pairs_share_their_receives() {
     let Some(rdma) = device() else { return };
-    let iters = rdma.count_of(1000, 200);
+    let iters = rdma.count_of(1000, 60);
     for (options, qps) in [
         ("bw --size 64,3000 --qps 4", 4),
         ("bw --size 64,3000 --qps 4 --rx-depth 16 --events", 4),

@@ -18,7 +18,30 @@ const OF_THE_DEVICE: &str = "rdma-tests";
 
 /// Modules of rdma-perf's tests whose results do not depend on the device. Stage `soft` runs them: an emulated guest takes ten
 /// times as long.
-const OF_THE_TOOL: [&str; 5] = ["clients::", "failures::", "limits::", "processors::", "results::"];
+const OF_THE_TOOL: [&str; 6] = ["clients::", "connection::", "failures::", "limits::", "processors::", "results::"];
+
+/// Modules of [`OF_THE_DEVICE`] that run on one release only: examples, programs in C, long loads, and faults that are injected between
+/// the library and the device.
+const ON_ONE_RELEASE: [&str; 18] = [
+    "allocation::",
+    "cm_many::",
+    "cmtime::",
+    "endpoint_set_faults::",
+    "explanations::",
+    "failing_destruction::",
+    "failing_posts::",
+    "false_completions::",
+    "file_transfer::",
+    "floods::",
+    "hello::",
+    "hello_service::",
+    "keepalive_faults::",
+    "pingpong::",
+    "random_faults::",
+    "refused_work::",
+    "rping::",
+    "shared_channel::",
+];
 
 /// The release that the SoftRoCE column of docs/coverage.md is about.
 const COVERAGE_RELEASE: Release = Release::Bookworm;
@@ -35,7 +58,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     for (index, place) in places.iter().enumerate() {
         let is_wanted = |test: &&&TestProgram| test.package == OF_THE_DEVICE || args.is_full() && index == 0;
         let wanted = tests.iter().filter(is_wanted);
-        let programs: Vec<_> = wanted.map(|test| in_guest(test)).collect();
+        let programs: Vec<_> = wanted.map(|test| in_guest(test, index == 0 || !args.arguments.is_empty())).collect();
         let count = u64::try_from(programs.len())? * u64::from(args.repeat);
         let plan = Plan { rounds: args.repeat, limit: args.limit, programs, arguments: arguments.clone() };
         let report = run_in(*place, &plan, args.limit * count + 60, args.is_silent())?;
@@ -51,8 +74,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Tests(all))
 }
 
-fn in_guest(test: &TestProgram) -> Program {
-    let skipped: &[&str] = if test.package == OF_THE_DEVICE { &[] } else { &OF_THE_TOOL };
+fn in_guest(test: &TestProgram, is_whole: bool) -> Program {
+    let skipped: &[&str] = match test.package == OF_THE_DEVICE {
+        false => &OF_THE_TOOL,
+        true if is_whole => &[],
+        true => &ON_ONE_RELEASE,
+    };
     Program {
         name: test.package.clone(),
         executable: test.executable.to_string_lossy().into_owned(),
@@ -133,10 +160,13 @@ mod tests {
 
     #[test]
     fn modules_that_guests_skip_exist() {
-        let modules = include_str!("../../../rdma-perf/tests/device/main.rs");
-        for module in OF_THE_TOOL {
-            let declaration = format!("mod {};", module.trim_end_matches("::"));
-            assert!(modules.contains(&declaration), "{declaration}");
+        let of_the_tool = (include_str!("../../../rdma-perf/tests/device/main.rs"), &OF_THE_TOOL[..]);
+        let on_one_release = (include_str!("../../../tests/device/main.rs"), &ON_ONE_RELEASE[..]);
+        for (declarations, modules) in [of_the_tool, on_one_release] {
+            for module in modules {
+                let declaration = format!("\nmod {};\n", module.trim_end_matches("::"));
+                assert!(declarations.contains(&declaration), "{declaration}");
+            }
         }
     }
 

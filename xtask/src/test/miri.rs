@@ -5,6 +5,7 @@ use std::thread::available_parallelism;
 
 use anyhow::Result;
 
+use super::durations::Durations;
 use super::libtest::{Line, Output};
 use super::report::{Excerpt, Failure, Report, Tally};
 use super::stages::tests_with;
@@ -157,7 +158,16 @@ fn long(of: &Long, args: &Args) -> Result<Report> {
         command
     });
     let mut outputs: Vec<Output> = (0..programs).map(|_| Output::default()).collect();
-    let ending = watch_all(commands.collect(), args.is_silent(), |program, line| outputs[program].take(line))?;
+    let mut durations: Vec<Durations> = (0..programs).map(|_| Durations::default()).collect();
+    let ending = watch_all(commands.collect(), args.is_silent(), |program, line| {
+        if let Line::Output(line) = line {
+            durations[program].line(line);
+        }
+        outputs[program].take(line);
+    })?;
+    for durations in durations {
+        println!("    slowest: {durations}");
+    }
     for (program, mut output) in outputs.into_iter().enumerate() {
         // A program that printed fewer results than it has tests crashed.
         let Tally { passed, failed, skipped } = output.report().tally;
