@@ -17,22 +17,27 @@ const DEFAULT_RANGE: RangeInclusive<u16> = 32_768..=60_999;
 pub(super) struct Ports {
     /// Addresses in use, by port space and port.
     used: HashMap<(u16, u16), Vec<Addresses>>,
+    /// Ephemeral ports.
+    range: RangeInclusive<u16>,
     /// Next ephemeral port to try.
     next: u16,
 }
 
 impl Ports {
     pub(super) fn new() -> Ports {
-        let range = ephemeral();
+        Ports::with(ephemeral())
+    }
+
+    fn with(range: RangeInclusive<u16>) -> Ports {
         // Processes start at different ports, so they rarely try the same one.
         let next = range.clone().nth(seed() as usize % range.len()).unwrap_or(*range.start());
-        Ports { used: HashMap::new(), next }
+        Ports { used: HashMap::new(), range, next }
     }
 
     /// Returns the next ephemeral port. Each port comes again only after all others.
     pub(super) fn next_candidate(&mut self) -> u16 {
-        let (range, port) = (ephemeral(), self.next);
-        self.next = if port == *range.end() { *range.start() } else { port + 1 };
+        let port = self.next;
+        self.next = if port == *self.range.end() { *self.range.start() } else { port + 1 };
         port
     }
 
@@ -136,8 +141,8 @@ mod tests {
 
     #[test]
     fn candidates_come_again_after_all_others() {
-        let mut ports = Ports::new();
-        let range = ephemeral();
+        let range = 65_500..=65_535;
+        let mut ports = Ports::with(range.clone());
         let mut all: Vec<_> = range.clone().map(|_| ports.next_candidate()).collect();
         let first = all[0];
         assert_eq!(ports.next_candidate(), first);
