@@ -20,8 +20,8 @@ const OF_THE_DEVICE: &str = "rdma-tests";
 /// times as long.
 const OF_THE_TOOL: [&str; 6] = ["clients::", "connection::", "failures::", "limits::", "processors::", "results::"];
 
-/// Modules of [`OF_THE_DEVICE`] that run on one release only: examples, programs in C, long loads, and faults that are injected between
-/// the library and the device.
+/// Modules of [`OF_THE_DEVICE`] that run on one release only: examples, programs in C, long loads, and faults that are injected
+/// between the library and the device.
 const ON_ONE_RELEASE: [&str; 18] = [
     "allocation::",
     "cm_many::",

@@ -76,7 +76,7 @@ const LONG: [Long; 2] = [
             "unreliable::",
             "window_regions::",
         ],
-        // Most of their topics have tests over the fake provider as well, and Miri takes half of the time of the full tests for all.
+        // Most topics have tests over the fake provider as well, and all tests would take half of the time of the full tests.
         one_of: 2,
     },
 ];
