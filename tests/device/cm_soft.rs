@@ -285,14 +285,13 @@ fn processes_that_have_all_talked_to_each_other_leave_no_rings() {
         peer::report("no rings");
         peer::wait_to_be_killed();
     }
-    let Some(_rdma) = soft_device() else { return };
+    let Some(rdma) = soft_device() else { return };
     let [.., a, b] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, 202, a, b);
     let mut members: Vec<Peer> = (0..MEMBERS).map(|number| Peer::start(NAME, format!("{address} {number}"))).collect();
-    let uses_udp = std::env::var("RDMA_SOFT_UDP").is_ok_and(|value| value == "1");
     let used: Vec<usize> = members.iter_mut().map(|member| member.next_report().parse().unwrap()).collect();
     // One ring in each direction, which is closed early if a process has to wait for the others.
-    assert!(used.iter().all(|rings| uses_udp != (*rings > 0)), "{used:?}");
+    assert!(used.iter().all(|rings| rdma.uses_udp() != (*rings > 0)), "{used:?}");
     members.iter_mut().for_each(|member| member.tell("close"));
     for member in &mut members {
         assert_eq!(member.next_report(), "no rings");

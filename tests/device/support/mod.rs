@@ -147,6 +147,11 @@ impl Rdma {
         faults.unwrap_or_default().parse().expect("RDMA_SOFT_FAULTS can be read")
     }
 
+    /// Whether the device reaches processes of this host by UDP, as it reaches other hosts.
+    pub(crate) fn uses_udp(&self) -> bool {
+        self.is_soft() && variable("RDMA_SOFT_UDP").is_some_and(|value| value == "1")
+    }
+
     /// Whether the device treats messages of the connection manager so on purpose.
     pub(crate) fn loses_cm_messages(&self) -> bool {
         let faults = self.faults();

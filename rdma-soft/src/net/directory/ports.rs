@@ -25,10 +25,10 @@ pub(super) struct Ports {
 
 impl Ports {
     pub(super) fn new() -> Ports {
-        Ports::with(ephemeral())
+        Ports::with_range(ephemeral())
     }
 
-    fn with(range: RangeInclusive<u16>) -> Ports {
+    fn with_range(range: RangeInclusive<u16>) -> Ports {
         // Processes start at different ports, so they rarely try the same one.
         let next = range.clone().nth(seed() as usize % range.len()).unwrap_or(*range.start());
         Ports { used: HashMap::new(), range, next }
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn candidates_come_again_after_all_others() {
         let range = 65_500..=65_535;
-        let mut ports = Ports::with(range.clone());
+        let mut ports = Ports::with_range(range.clone());
         let mut all: Vec<_> = range.clone().map(|_| ports.next_candidate()).collect();
         let first = all[0];
         assert_eq!(ports.next_candidate(), first);
