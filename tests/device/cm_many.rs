@@ -284,8 +284,8 @@ fn a_listener_holds_a_thousand_connections_and_ten_thousand_leak_nothing() {
         // A leak of the smallest allocation is 32 bytes for each connection, and tables that grow take less.
         let heap = match heaps.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).min() {
             None => Some((batches - 1) * count * 16),
-            // How many messages wait for a retransmission at once depends on the machine's load, and so do the sizes of tables. A table
-            // seldom grows, and a leak grows in each batch.
+            // How many messages wait for a retransmission at once depends on the machine's load, and so do the sizes of tables. A
+            // table seldom grows, and a leak grows in each batch.
             Some(least) => {
                 assert!(least < count * 16, "the heap has grown in each batch: {heaps:?}");
                 None
