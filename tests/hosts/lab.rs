@@ -25,6 +25,8 @@ pub(crate) struct Lab {
     pub(crate) link_local: Option<String>,
     /// Port of the next exchange.
     pub(crate) port: u16,
+    /// Faults of soft0: `RDMA_SOFT_FAULTS`.
+    pub(crate) faults: &'static str,
 }
 
 impl Lab {
@@ -40,7 +42,7 @@ impl Lab {
             run("modprobe", &["--remove", "rdma_rxe"]);
         }
         let barrier = Barrier::new(&host);
-        Some(Lab { host, barrier, library, link_local, port: 19_000 })
+        Some(Lab { host, barrier, library, link_local, port: 19_000, faults: "" })
     }
 
     pub(crate) fn has_soft(&self) -> bool {
@@ -73,6 +75,7 @@ impl Lab {
             ("RDMA_SYS_LIBIBVERBS", library()),
             ("RDMA_SYS_LIBRDMACM", library()),
             ("RDMA_DEVICE", "soft0".to_owned()),
+            ("RDMA_SOFT_FAULTS", self.faults.to_owned()),
         ]
     }
 

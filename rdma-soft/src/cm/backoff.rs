@@ -24,6 +24,15 @@ impl Default for Backoff {
 }
 
 impl Backoff {
+    /// For lookups: 1 s, doubling to 4.1 s, six retries: 23.6 s until the peer counts as unreachable.
+    ///
+    /// Linux forgets a lookup once its program has answered it (`cm_send_sidr_rep_locked`), and reports a later duplicate as another
+    /// lookup. A first interval longer than most programs take to answer avoids such duplicates.
+    #[must_use]
+    pub fn of_lookups() -> Self {
+        Backoff { first: Duration::from_millis(1024), longest: Duration::from_millis(4096), retries: 6 }
+    }
+
     /// Interval after the retransmission number `retries`, where 0 is the first transmission.
     pub(super) fn interval(&self, retries: u8) -> Duration {
         let factor = 1_u32.checked_shl(retries.into()).unwrap_or(u32::MAX);
@@ -42,5 +51,8 @@ mod tests {
         assert_eq!(intervals, [64, 128, 256, 512, 1024, 2048, 4096, 4096, 4096, 4096, 4096]);
         assert_eq!(intervals.iter().sum::<u128>(), 24_512);
         assert_eq!(backoff.interval(255), backoff.longest);
+        let backoff = Backoff::of_lookups();
+        let intervals: Vec<u128> = (0..=6).map(|retries| backoff.interval(retries).as_millis()).collect();
+        assert_eq!(intervals, [1024, 2048, 4096, 4096, 4096, 4096, 4096]);
     }
 }

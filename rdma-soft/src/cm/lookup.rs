@@ -101,7 +101,7 @@ impl Manager {
         let id = self.new_id();
         let mad = encode(self.transaction(id), Message::SidrReq(SidrReq { id, ..request }));
         self.lookups.own.insert(id, OwnLookup { to, retries: 0, mad: mad.clone() });
-        self.timers.set(id, now + self.config.backoff.interval(0));
+        self.timers.set(id, now + self.config.lookup_backoff.interval(0));
         self.transmit(to, mad);
         Ok(id)
     }
@@ -174,7 +174,7 @@ impl Manager {
         let answer = encode(served.transaction, Message::SidrRep(reply));
         served.answer = Some(answer.clone());
         let from = served.from;
-        self.lookups.answered.set(id, now + self.config.timewait);
+        self.lookups.answered.set(id, now + self.config.answer_lifetime);
         if self.lookups.answered.len() > self.config.max_timewait {
             if let Some((_, oldest)) = self.lookups.answered.first() {
                 self.lookups.remove_served(oldest);
@@ -197,7 +197,7 @@ impl Manager {
     }
 
     pub(super) fn handle_lookup_timeout(&mut self, now: Time, id: ConnectionId) {
-        let backoff = self.config.backoff;
+        let backoff = self.config.lookup_backoff;
         let Some(lookup) = self.lookups.own.get_mut(&id) else {
             return self.lookups.remove_served(id);
         };

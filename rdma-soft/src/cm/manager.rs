@@ -28,10 +28,14 @@ pub struct Config {
     pub guid: u64,
     /// Start of the random ids. An attacker that knows it can guess them.
     pub seed: u64,
-    /// Intervals between retransmissions.
+    /// Intervals between retransmissions of the messages of a connection.
     pub backoff: Backoff,
+    /// Intervals between retransmissions of a lookup.
+    pub lookup_backoff: Backoff,
     /// Time that a connection stays in timewait: longer than a packet and its answer stay in the network.
     pub timewait: Duration,
+    /// Time that the answer to a lookup is kept for duplicates: longer than a peer waits before it retransmits the lookup.
+    pub answer_lifetime: Duration,
     /// Maximum number of connections and lookups, without those in timewait.
     pub max_connections: usize,
     /// Maximum number of connections in timewait, of rejected requests, and of answered lookups. Beyond it the oldest ones are
@@ -49,7 +53,9 @@ impl Config {
             guid,
             seed,
             backoff: Backoff::default(),
+            lookup_backoff: Backoff::of_lookups(),
             timewait: Duration::from_secs(1),
+            answer_lifetime: Duration::from_secs(8),
             max_connections: 1 << 16,
             max_timewait: 1 << 14,
             max_backlog: 1 << 10,

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_safe::cm::{Cause, Connection, Listener, RejectReason, Step};
+use rdma_safe::cm::{Address, Cause, Connection, Listener, RejectReason, Request, Step};
 use rdma_safe::{Endpoint, Operation};
 
 use super::pair::{Pair, failure, pattern};
@@ -31,9 +31,24 @@ fn listen(_: &Pair, at: SocketAddr) -> Listener {
     Listener::bind(at).unwrap()
 }
 
+fn next(listener: &mut Listener) -> Request {
+    listener.next(LIMIT).unwrap().expect("a request in time")
+}
+
+/// The next request from another address than `ended`, the peer of a request that either end has rejected.
+///
+/// Linux reports a retransmission of a rejected request as another one.
+fn next_other(listener: &mut Listener, ended: Address) -> Request {
+    loop {
+        let request = next(listener);
+        if request.peer_address().unwrap() != ended {
+            return request;
+        }
+    }
+}
+
 /// Accepts a request, whose private data has the greatest length.
-fn accept(pair: &Pair, listener: &mut Listener) -> Connection {
-    let request = listener.next(LIMIT).unwrap().expect("a request in time");
+fn accept(pair: &Pair, request: Request) -> Connection {
     assert_eq!(request.private_data(), pattern::<REQUEST>(1));
     let addresses = [request.local_address(), request.peer_address()].map(|of| of.unwrap().ip().unwrap().ip());
     assert_eq!(addresses, [pair.own.ip(), pair.peer.ip()]);
@@ -91,7 +106,7 @@ pub(super) fn data_and_disconnects(pair: &mut Pair) {
             &format!("private data, messages, and a disconnect by {ender:?}"),
             listen,
             |pair, mut listener| {
-                let mut connection = accept(pair, &mut listener);
+                let mut connection = accept(pair, next(&mut listener));
                 exchange(&mut connection);
                 end(pair, connection, ender != Ender::Active);
             },
@@ -112,7 +127,7 @@ pub(super) fn connections_in_a_row(pair: &mut Pair) {
         listen,
         |pair, mut listener| {
             for number in 0..COUNT {
-                let mut connection = accept(pair, &mut listener);
+                let mut connection = accept(pair, next(&mut listener));
                 match number % 2 {
                     0 => drop(connection),
                     _ => wait_until("a disconnect", || (!connection.is_connected().unwrap()).then_some(())),
@@ -137,9 +152,10 @@ pub(super) fn rejections(pair: &mut Pair) {
         "rejections",
         listen,
         |_, mut listener| {
-            let mut request = || listener.next(LIMIT).unwrap().expect("a request in time");
-            request().reject(&pattern::<REJECTION>(4)).unwrap();
-            drop(request());
+            let first = next(&mut listener);
+            let ended = first.peer_address().unwrap();
+            first.reject(&pattern::<REJECTION>(4)).unwrap();
+            drop(next_other(&mut listener, ended));
         },
         |pair, to| {
             for expected in [pattern(4), [0; REJECTION]] {
@@ -173,10 +189,11 @@ pub(super) fn unanswered_requests(pair: &mut Pair) {
         "an unanswered request",
         listen,
         |pair, mut listener| {
-            let unanswered = listener.next(LIMIT).unwrap().expect("a request in time");
+            let unanswered = next(&mut listener);
+            let ended = unanswered.peer_address().unwrap();
             pair.meet();
             drop(unanswered);
-            let mut connection = accept(pair, &mut listener);
+            let mut connection = accept(pair, next_other(&mut listener, ended));
             exchange(&mut connection);
             end(pair, connection, false);
         },
@@ -198,7 +215,7 @@ pub(super) fn type_of_service(pair: &mut Pair) {
         "a type of service",
         listen,
         |pair, mut listener| {
-            let mut connection = accept(pair, &mut listener);
+            let mut connection = accept(pair, next(&mut listener));
             exchange(&mut connection);
             end(pair, connection, false);
         },

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use rdma_safe::cm::{Cause, DatagramListener, ServiceStatus, Step};
+use rdma_safe::cm::{Cause, DatagramListener, DatagramRequest, ServiceStatus, Step};
 use rdma_safe::endpoint::DatagramEndpoint;
 use rdma_safe::{Endpoint, Peer};
 
@@ -36,6 +36,18 @@ fn send(endpoint: &mut DatagramEndpoint, message: &[u8], to: &Peer) {
     endpoint.send(outbox, to).unwrap();
 }
 
+/// The next lookup without private data.
+///
+/// Linux reports a retransmission of the first lookup as another lookup if the program has answered before it arrives.
+fn next_other(listener: &mut DatagramListener) -> DatagramRequest {
+    loop {
+        let request = listener.next(LIMIT).unwrap().expect("a lookup in time");
+        if request.private_data() != pattern::<LOOKUP>(5) {
+            return request;
+        }
+    }
+}
+
 /// A lookup with private data finds a service, which then answers a datagram. Another lookup is refused.
 pub(super) fn lookups(pair: &mut Pair) {
     pair.in_both_roles(
@@ -50,7 +62,7 @@ pub(super) fn lookups(pair: &mut Pair) {
             request.accept(&endpoint, &pattern::<ANSWER>(6)).unwrap();
             let peer = receive(&mut endpoint, &pattern::<MESSAGE>(7));
             send(&mut endpoint, &pattern::<MESSAGE>(8), &peer);
-            listener.next(LIMIT).unwrap().expect("a lookup in time").reject(&pattern::<ANSWER>(9)).unwrap();
+            next_other(&mut listener).reject(&pattern::<ANSWER>(9)).unwrap();
         },
         |pair, to| {
             let route = pair.connector.resolve_datagrams(to).unwrap();

@@ -50,6 +50,29 @@ fn run_scenarios() {
     datagrams::lookups(&mut pair);
 }
 
+/// The messages of soft0 take longer than its first retransmission interval, so Linux receives retransmissions of requests that
+/// have ended.
+#[test]
+fn slow_messages_change_no_outcome() {
+    const NAME: &str = "cm::slow_messages_change_no_outcome";
+    if role().is_some() {
+        return run_slow_scenarios();
+    }
+    let Some(mut lab) = Lab::new() else { return };
+    lab.faults = "only=cm,delay=100ms";
+    lab.barrier.wait();
+    lab.run_in_role(NAME, "one end");
+    lab.barrier.wait();
+}
+
+fn run_slow_scenarios() {
+    let mut pair = Pair::new();
+    connections::rejections(&mut pair);
+    connections::unanswered_requests(&mut pair);
+    datagrams::lookups(&mut pair);
+    steps::ends_in_each_state(&mut pair);
+}
+
 #[test]
 fn rping_and_cmtime_run_in_both_roles() {
     let Some(mut lab) = Lab::new() else { return };

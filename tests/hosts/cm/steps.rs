@@ -1,5 +1,6 @@
 //! The steps of a handshake through `Id`, without queue pairs: parameters, options, delays, and ends in each state.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,33 +19,45 @@ use crate::lab::{LIMIT, wait_until};
 /// Time limit for resolving addresses and routes.
 const RESOLVE: Duration = Duration::from_secs(20);
 
-/// An id that listens, with its channel.
-pub(super) struct Listening(EventChannel, Id);
+/// An id that listens.
+pub(super) struct Listening {
+    channel: EventChannel,
+    id: Id,
+    /// Queue pair number of the latest request.
+    latest: Cell<Option<u32>>,
+}
 
 pub(super) fn listen(_: &Pair, at: SocketAddr) -> Listening {
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
     id.bind(at).unwrap();
     id.listen(8).unwrap();
-    Listening(channel, id)
+    Listening { channel, id, latest: Cell::new(None) }
 }
 
 impl Listening {
     /// The id of the next request, with a separate channel.
+    ///
+    /// Linux reports a retransmission of a rejected request as another one. It is rejected again.
     pub(super) fn request(&self) -> (EventChannel, Id, PeerParameters) {
-        match next(&self.0, self.1.id()) {
-            EventKind::ConnectRequest(mut id, Parameters::Connected(peer)) => {
-                let channel = EventChannel::new().unwrap();
-                id.migrate(&channel).unwrap();
-                (channel, id, peer)
+        loop {
+            match next(&self.channel, self.id.id()) {
+                EventKind::ConnectRequest(mut id, Parameters::Connected(peer)) => {
+                    if self.latest.replace(Some(peer.qp_num)) == Some(peer.qp_num) {
+                        continue;
+                    }
+                    let channel = EventChannel::new().unwrap();
+                    id.migrate(&channel).unwrap();
+                    return (channel, id, peer);
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         }
     }
 
     /// Waits until a request has arrived, and does not read it.
     pub(super) fn wait_for_request(&self) {
-        let mut fd = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut fd = libc::pollfd { fd: self.channel.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the descriptor is open, and the pointer is valid for one entry.
         let ready = unsafe { libc::poll(&mut fd, 1, LIMIT.as_millis() as i32) };
         assert_eq!((ready, fd.revents), (1, libc::POLLIN));
