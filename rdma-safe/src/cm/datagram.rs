@@ -249,6 +249,8 @@ impl DatagramListener {
     ///
     /// A timeout of zero does not block.
     ///
+    /// An answered request can come again: Linux forgets it, and reports a retransmission that arrives later as another request.
+    ///
     /// # Errors
     /// Like [`Listener::next`](super::Listener::next).
     pub fn next(&mut self, timeout: Duration) -> Result<Option<DatagramRequest>> {

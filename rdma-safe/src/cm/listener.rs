@@ -119,6 +119,8 @@ impl Listener {
     ///
     /// A timeout of zero does not block. Each request has a separate channel, so requests do not delay each other.
     ///
+    /// A rejected request can come again: Linux forgets it, and reports a retransmission that arrives later as another request.
+    ///
     /// # Errors
     /// [`CmError::Call`] and [`CmError::Connect`] when a request cannot be used, for example because its device was
     /// removed, or because the process has too many open files. That request is rejected, and the next call returns the
