@@ -115,7 +115,7 @@ impl<'a> Run<'a> {
     fn start_stages(&mut self, words: &[String], events: &Sender<Event>) -> Result<bool> {
         while let Some(stage) = self.schedule.start_next() {
             self.progress.line(&format!("==> {}", stage.name()));
-            self.running.push(StageRun::start(stage, words, events)?);
+            self.running.push(StageRun::start(stage, words, self.args.full, events)?);
         }
         Ok(!self.schedule.is_idle())
     }

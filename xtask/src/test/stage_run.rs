@@ -58,8 +58,9 @@ pub(super) struct StageRun {
 }
 
 impl StageRun {
-    /// Starts `stage` with the command line `words` of `test`. Its output and its end go to `events`.
-    pub(super) fn start(stage: Stage, words: &[String], events: &Sender<Event>) -> Result<Self> {
+    /// Starts `stage` with the command line `words` of `test`. Its output and its end go to `events`. Cargo prepares for later
+    /// changes only if the run is not `full`.
+    pub(super) fn start(stage: Stage, words: &[String], full: bool, events: &Sender<Event>) -> Result<Self> {
         let log = File::create(file(stage, "log")?)?;
         // If the stage crashed, a report of an earlier run would be mistaken for its report.
         match fs::remove_file(file(stage, "json")?) {
@@ -68,6 +69,10 @@ impl StageRun {
         }
         let mut command = Command::new(softroce::THIS_PROGRAM);
         command.arg(ARGUMENT).arg(stage.name()).args(words);
+        if full && std::env::var_os("CARGO_INCREMENTAL").is_none() {
+            // Compiling everything once takes 20 % less processor time and half of the disk.
+            command.env("CARGO_INCREMENTAL", "0");
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start a stage")?;
         let process = child.id();
