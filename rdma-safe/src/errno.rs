@@ -66,6 +66,7 @@ pub(crate) fn check(result: i32) -> Result<(), Errno> {
 ///
 /// `errno` is cleared before `call`, because rdma-core does not set it on some failures, and a stale value would
 /// mislead.
+#[inline(always)]
 pub(crate) fn check_ptr<T>(call: impl FnOnce() -> *mut T) -> Result<std::ptr::NonNull<T>, Errno> {
     clear();
     std::ptr::NonNull::new(call()).ok_or_else(Errno::last)

@@ -25,7 +25,16 @@ const LIBRDMACM: &str = "librdmacm.so.1";
 ///
 /// # Errors
 /// [`LoadError`], which says what was tried and how to fix it.
+#[inline]
 pub fn verbs() -> Result<&'static Verbs, &'static LoadError> {
+    match VERBS.get() {
+        Some(loaded) => loaded.as_ref(),
+        None => load_verbs(),
+    }
+}
+
+#[cold]
+fn load_verbs() -> Result<&'static Verbs, &'static LoadError> {
     // SAFETY: libibverbs.so.1 is the SONAME of the ABI that the table describes. A user who sets the variable vouches
     // for the library, as with LD_PRELOAD.
     let load = || unsafe { Verbs::load_from(library_name(IBVERBS, "RDMA_SYS_LIBIBVERBS")) };

@@ -338,6 +338,7 @@ impl Context {
         Error::Unsupported { device: self.device_name().into(), feature }
     }
 
+    #[cold]
     pub(crate) fn verb_error(&self, verb: Verb, errno: Errno) -> Error {
         Error::Verb { verb, device: self.device_name().into(), errno }
     }

@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::Arc;
 
 use rdma_sys::*;
 
+use super::raw::Holder;
 use super::{Backing, Buffer, Dependencies, ExposedRegion, ProviderMemory, RawMemoryRegion, Region, Registration};
 use crate::dmah::DmaHandle;
 use crate::error::Verb;
@@ -90,6 +90,7 @@ impl<'a> RegistrationBuilder<'a> {
     ///
     /// # Safety
     /// The contract of [`ProtectionDomain::register_raw`].
+    #[inline(always)]
     pub unsafe fn register_raw(self, address: *mut u8, len: usize) -> Result<RawMemoryRegion> {
         // SAFETY: the caller's contract is the same.
         let inner = unsafe { self.registration(Range { address, len, iova: None, of: None })? };
@@ -107,7 +108,7 @@ impl<'a> RegistrationBuilder<'a> {
         let _ = address.expose_provenance();
         // SAFETY: the caller's contract is the same.
         let inner = unsafe { self.registration(Range { address, len, iova: Some(iova), of: None })? };
-        Ok(RawMemoryRegion { inner: Arc::new(inner), address: iova, len })
+        Ok(RawMemoryRegion { inner: Holder::new(inner), address: iova, len })
     }
 
     /// Registers `len` bytes of `memory` from `offset`, with exactly this access: `ibv_reg_buf_mr(3)`.
@@ -127,7 +128,7 @@ impl<'a> RegistrationBuilder<'a> {
         let _ = address.expose_provenance();
         // SAFETY: the bytes belong to `memory`, which the registration keeps. The caller guarantees the rest.
         let mut inner = unsafe { self.registration(Range { address, len, iova: None, of: Some(memory) })? };
-        inner.dependencies._memory = Some(memory.share());
+        inner.dependencies.get_or_insert_default()._memory = Some(memory.share());
         Ok(RawMemoryRegion::new(inner, address, len))
     }
 
@@ -141,7 +142,32 @@ impl<'a> RegistrationBuilder<'a> {
     ///
     /// The range must be memory that stays allocated until the registration is released, and that tolerates everything
     /// that the access allows the device and peers to do.
+    #[inline(always)]
     pub(super) unsafe fn registration(self, range: Range<'_>) -> Result<Registration> {
+        let Range { address, len, iova: None, of: None } = range else {
+            // SAFETY: the caller's contract is the same.
+            return unsafe { self.special_registration(range) };
+        };
+        if self.handle.is_some() {
+            // SAFETY: as above.
+            return unsafe { self.special_registration(range) };
+        }
+        let RegistrationBuilder { pd, access, .. } = self;
+        // The function that C's macro `ibv_reg_mr` calls for access that is not known at compile time.
+        let register = pd.context().verbs().ibv_reg_mr_iova2;
+        self.create(
+            len,
+            // SAFETY: the domain is valid. The caller guarantees the contract for the range.
+            || unsafe { register(pd.as_raw(), address.cast(), len, address.addr() as u64, access.bits()) },
+            |errno| Error::RegisterMemory { len, access, errno },
+        )
+    }
+
+    /// Registers with an address of its own, memory of the provider, or a DMA handle.
+    ///
+    /// # Safety
+    /// As for [`RegistrationBuilder::registration`].
+    unsafe fn special_registration(self, range: Range<'_>) -> Result<Registration> {
         let (RegistrationBuilder { pd, access, .. }, Range { address, len, iova, of }) = (self, range);
         let (context, flags) = (pd.context(), access.bits() as c_int);
         const VERB: Verb = Verb::RegMrIova;
@@ -153,15 +179,9 @@ impl<'a> RegistrationBuilder<'a> {
             return Err(Error::ForeignMemory);
         }
         match (self.handle, of, iova) {
-            (None, None, None) => self.create(
-                len,
-                // SAFETY: the domain is valid. The caller guarantees the contract for the range.
-                || unsafe { ibv_reg_mr(pd.as_raw(), address.cast(), len, flags) },
-                |errno| Error::RegisterMemory { len, access, errno },
-            ),
             (None, None, Some(iova)) => self.create(
                 len,
-                // SAFETY: as above.
+                // SAFETY: the domain is valid. The caller guarantees the contract for the range.
                 || unsafe { ibv_reg_mr_iova(pd.as_raw(), address.cast(), len, iova, flags) },
                 |errno| context.verb_error(VERB, errno),
             ),
@@ -220,15 +240,16 @@ impl<'a> RegistrationBuilder<'a> {
     }
 
     /// Calls `register` unless the device is known to reject it. `register` must return a new region.
+    #[inline(always)]
     pub(super) fn create(
         self,
         len: usize,
         register: impl FnOnce() -> *mut ibv_mr,
         failed: impl FnOnce(Errno) -> Error,
     ) -> Result<Registration> {
-        let mut registration = Registration::create(self.pd, len, self.access, register, failed)?;
-        registration.dependencies = Dependencies { _handle: self.handle.cloned(), _memory: None };
-        Ok(registration)
+        let dependencies =
+            self.handle.map(|handle| Box::new(Dependencies { _handle: Some(handle.clone()), _memory: None }));
+        Registration::create(self.pd, len, self.access, dependencies, register, failed)
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
 
 use rdma_sys::*;
 
 use super::builder::mask;
+use super::raw::Holder;
 use super::{RawMemoryRegion, RegistrationBuilder};
 use crate::{Access, Errno, Error, ProtectionDomain, Result};
 
@@ -93,6 +93,6 @@ impl RegistrationBuilder<'_> {
                 unsafe { self.register_ex(attr)? }
             }
         };
-        Ok(RawMemoryRegion { inner: Arc::new(registration), address: iova, len })
+        Ok(RawMemoryRegion { inner: Holder::new(registration), address: iova, len })
     }
 }

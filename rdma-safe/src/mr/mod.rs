@@ -32,7 +32,8 @@ use rdma_sys::*;
 
 use crate::dmah::DmaHandle;
 use crate::errno::{check, check_ptr};
-use crate::{Errno, Error, ProtectionDomain, Result};
+use crate::error::Verb;
+use crate::{Context, Errno, Error, ProtectionDomain, Result};
 
 pub use access::Access;
 pub use advise::Advice;
@@ -57,7 +58,7 @@ pub(crate) struct Registration {
     pub(crate) rkey: u32,
     /// The requested access.
     pub(crate) access: Access,
-    dependencies: Dependencies,
+    dependencies: Option<Box<Dependencies>>,
 }
 
 /// Objects besides its domain that a region must not outlive.
@@ -75,10 +76,12 @@ unsafe impl Sync for Registration {}
 
 impl Registration {
     /// Calls `register` unless the device is known to reject it. `register` must return a new region of `pd`.
+    #[inline(always)]
     fn create(
         pd: &ProtectionDomain,
         len: usize,
         access: Access,
+        dependencies: Option<Box<Dependencies>>,
         register: impl FnOnce() -> *mut ibv_mr,
         failed: impl FnOnce(Errno) -> Error,
     ) -> Result<Self> {
@@ -90,16 +93,30 @@ impl Registration {
         }
         let raw = check_ptr(register).map_err(failed)?;
         // SAFETY: just created, and not shared with anything.
-        Ok(unsafe { Registration::from_raw(raw, pd, access) })
+        Ok(unsafe { Registration::with_dependencies(raw, pd, access, dependencies) })
     }
 
     /// # Safety
     ///
     /// `raw` must be a valid region of `pd`, and the result must be its only owner.
     pub(crate) unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain, access: Access) -> Self {
+        // SAFETY: the caller's contract is the same.
+        unsafe { Registration::with_dependencies(raw, pd, access, None) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Registration::from_raw`].
+    #[inline(always)]
+    unsafe fn with_dependencies(
+        raw: NonNull<ibv_mr>,
+        pd: &ProtectionDomain,
+        access: Access,
+        dependencies: Option<Box<Dependencies>>,
+    ) -> Self {
         // SAFETY: the caller's contract. These fields change only in `ibv_rereg_mr`, after which `update` is called.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Registration { raw, pd: Some(pd.clone()), lkey, rkey, access, dependencies: Dependencies::default() }
+        Registration { raw, pd: Some(pd.clone()), lkey, rkey, access, dependencies }
     }
 
     /// Updates the fields after a successful `ibv_rereg_mr`, which changed the domain and access if they are set.
@@ -135,26 +152,59 @@ impl Registration {
     fn disown(&mut self) -> NonNull<ibv_mr> {
         self.pd = None;
         // The region may use its DMA handle and provider memory until its new owner deregisters it, so they are leaked.
-        std::mem::forget(std::mem::take(&mut self.dependencies));
+        std::mem::forget(self.dependencies.take());
         self.raw
     }
 
     /// Deregisters: `ibv_dereg_mr(3)`. After an error the device may still use the memory, so the owner must leak it.
+    #[inline]
     pub(crate) fn release(&mut self) -> Result<(), Errno> {
+        self.release_or(|_, errno| errno)
+    }
+
+    /// Deregisters: `ibv_dereg_mr(3)`.
+    #[inline(always)]
+    fn deregister(self) -> Result<()> {
+        // Nothing is left to drop: without a domain there is nothing to release, and the dependencies are taken.
+        let mut this = std::mem::ManuallyDrop::new(self);
+        let released = this.release_or(|context, errno| context.verb_error(Verb::DeregMr, errno));
+        if this.dependencies.is_some() {
+            this.drop_dependencies();
+        }
+        released
+    }
+
+    /// Like [`Registration::release`], with the error that `failed` makes.
+    #[inline(always)]
+    fn release_or<E>(&mut self, failed: impl FnOnce(&Context, Errno) -> E) -> Result<(), E> {
         let Some(pd) = self.pd.take() else { return Ok(()) };
         // SAFETY: the region is valid and, since `pd` was just taken, released once. Other objects may still pass its
         // keys to the device, which rejects keys that do not exist.
-        let released = check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) });
-        let dependencies = std::mem::take(&mut self.dependencies);
-        if released.is_err() {
-            // The region still exists and needs all of these.
-            std::mem::forget((pd, dependencies));
+        match check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) }) {
+            // The dependencies are dropped with `self`.
+            Ok(()) => Ok(()),
+            Err(errno) => {
+                let error = failed(pd.context(), errno);
+                self.leak_dependencies(pd);
+                Err(error)
+            }
         }
-        released
+    }
+
+    #[cold]
+    fn drop_dependencies(&mut self) {
+        self.dependencies = None;
+    }
+
+    /// Leaks the domain and the other objects that the region needs, because it still exists.
+    #[cold]
+    fn leak_dependencies(&mut self, pd: ProtectionDomain) {
+        std::mem::forget((pd, self.dependencies.take()));
     }
 }
 
 impl Drop for Registration {
+    #[inline]
     fn drop(&mut self) {
         let _ = self.release();
     }

@@ -1,13 +1,13 @@
 //! Registered memory that the caller owns.
 
 use std::fmt;
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::ibv_mr;
 
 use super::{Registration, RemoteMemory};
-use crate::error::Verb;
 use crate::{Access, Error, ProtectionDomain, Result};
 
 /// A registration of memory that the caller owns, for the raw API; deregistered on drop.
@@ -16,10 +16,65 @@ use crate::{Access, Error, ProtectionDomain, Result};
 /// [`ProtectionDomain::register_implicit`], [`ProtectionDomain::register_dmabuf`] and, for memory of the provider,
 /// [`RegistrationBuilder::register_part`](crate::mr::RegistrationBuilder::register_part).
 pub struct RawMemoryRegion {
-    /// Shared with the memory windows that were bound to it.
-    pub(super) inner: Arc<Registration>,
+    pub(super) inner: Holder,
     pub(super) address: u64,
     pub(super) len: usize,
+}
+
+/// Owns a registration.
+pub(super) enum Holder {
+    /// No window can be bound to it, since it lacks [`Access::MW_BIND`].
+    Alone(Registration),
+    /// Shared with the memory windows that were bound to it.
+    Shared(Arc<Registration>),
+}
+
+impl Holder {
+    #[inline(always)]
+    pub(super) fn new(registration: Registration) -> Self {
+        if registration.access.contains(Access::MW_BIND) {
+            return Holder::Shared(Arc::new(registration));
+        }
+        Holder::Alone(registration)
+    }
+
+    /// The registration, unless windows share it.
+    #[inline]
+    pub(super) fn exclusive(&mut self) -> Option<&mut Registration> {
+        match self {
+            Holder::Alone(registration) => Some(registration),
+            Holder::Shared(shared) => Arc::get_mut(shared),
+        }
+    }
+
+    /// The registration by value, unless windows share it.
+    #[inline]
+    fn into_exclusive(self) -> Option<Registration> {
+        match self {
+            Holder::Alone(registration) => Some(registration),
+            Holder::Shared(shared) => Arc::into_inner(shared),
+        }
+    }
+
+    /// Adapts to a change of the access.
+    pub(super) fn refreshed(self) -> Self {
+        match self {
+            Holder::Alone(registration) => Holder::new(registration),
+            shared @ Holder::Shared(_) => shared,
+        }
+    }
+}
+
+impl Deref for Holder {
+    type Target = Registration;
+
+    #[inline]
+    fn deref(&self) -> &Registration {
+        match self {
+            Holder::Alone(registration) => registration,
+            Holder::Shared(shared) => shared,
+        }
+    }
 }
 
 impl RawMemoryRegion {
@@ -46,18 +101,30 @@ impl RawMemoryRegion {
     /// [`Error::InUse`] while memory windows that were bound to it exist; it is deregistered when the last of them is
     /// dropped.
     pub fn into_raw(self) -> Result<NonNull<ibv_mr>> {
-        match Arc::into_inner(self.inner) {
+        match self.inner.into_exclusive() {
             Some(mut inner) => Ok(inner.disown()),
             None => Err(Error::InUse { object: "memory region", users: "memory windows that were bound to it" }),
         }
     }
 
+    #[inline(always)]
     pub(super) fn new(inner: Registration, address: *mut u8, len: usize) -> Self {
-        RawMemoryRegion { inner: Arc::new(inner), address: address.expose_provenance() as u64, len }
+        RawMemoryRegion { inner: Holder::new(inner), address: address.expose_provenance() as u64, len }
     }
 
-    pub(crate) fn registration(&self) -> &Arc<Registration> {
-        &self.inner
+    pub(crate) fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// The registration, to which a window can be bound.
+    ///
+    /// # Errors
+    /// [`Error::NotBindable`] without [`Access::MW_BIND`].
+    pub(crate) fn bindable(&self) -> Result<&Arc<Registration>> {
+        match &self.inner {
+            Holder::Shared(shared) => Ok(shared),
+            Holder::Alone(_) => Err(Error::NotBindable { missing: Access::MW_BIND }),
+        }
     }
 
     /// Local key.
@@ -108,9 +175,8 @@ impl RawMemoryRegion {
     /// dropped. [`Error::Verb`]: the device may still use the memory, which must then be kept until the process ends.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(self) -> Result<()> {
-        let device = self.pd().context().device_name().to_owned();
-        match Arc::into_inner(self.inner) {
-            Some(mut inner) => inner.release().map_err(|errno| Error::Verb { verb: Verb::DeregMr, device, errno }),
+        match self.inner.into_exclusive() {
+            Some(inner) => inner.deregister(),
             None => Err(Error::InUse { object: "memory region", users: "memory windows that were bound to it" }),
         }
     }

@@ -1,7 +1,5 @@
 //! Changing a registration in place.
 
-use std::sync::Arc;
-
 use rdma_sys::*;
 
 use super::{RawMemoryRegion, Registration};
@@ -129,7 +127,7 @@ impl RawMemoryRegion {
         if pd.as_ref().is_some_and(|pd| !pd.context().is_same(self.pd().context())) {
             return Err(ReregisterError::ForeignContext { region: self });
         }
-        if Arc::get_mut(&mut self.inner).is_none() {
+        if self.inner.exclusive().is_none() {
             return Err(ReregisterError::Unchanged { region: self, errno: Errno(libc::EBUSY) });
         }
         let flag = |is_set: bool, flag: ibv_rereg_mr_flags| if is_set { flag.0 } else { 0 };
@@ -168,7 +166,7 @@ impl RawMemoryRegion {
             }
             // The region may be unchanged, changed or neither.
             _ => {
-                return Err(match Arc::get_mut(&mut self.inner).map_or(Ok(()), Registration::release) {
+                return Err(match self.inner.exclusive().map_or(Ok(()), Registration::release) {
                     Ok(()) => ReregisterError::Lost { errno },
                     Err(_) => {
                         // The region may be in the new or the former domain. `release` has leaked the former one.
@@ -178,9 +176,10 @@ impl RawMemoryRegion {
                 });
             }
         }
-        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+        if let Some(inner) = self.inner.exclusive() {
             inner.update(pd, access);
         }
+        self.inner = self.inner.refreshed();
         if let Some((address, len)) = memory {
             (self.address, self.len) = (address.addr() as u64, len);
         }

@@ -42,7 +42,8 @@ impl ExposedRegion {
     /// registered with [`Access::MW_BIND`].
     pub fn bind_info(&self, offset: usize, len: usize, access: Access) -> Result<BindInfo<'_>> {
         let region = self.region();
-        BindInfo::new(Source::Exposed(region), self.remote().address, self.len(), offset, len, access)
+        let access = permitted(region.registration.access, self.len(), offset, len, access)?;
+        Ok(BindInfo::new(Source::Exposed(region), self.remote().address + offset as u64, len, access))
     }
 }
 
@@ -55,31 +56,27 @@ impl RawMemoryRegion {
     /// [`Error::OutOfBounds`]; [`Error::EmptyRegion`] for no bytes; [`Error::NotBindable`] unless the region was
     /// registered with [`Access::MW_BIND`], and for writes and atomics with [`Access::LOCAL_WRITE`].
     pub fn bind_info(&self, offset: usize, len: usize, access: Access) -> Result<BindInfo<'_>> {
-        BindInfo::new(Source::Raw(self.registration()), self.address(), self.len(), offset, len, access)
+        let access = permitted(self.access(), self.len(), offset, len, access)?;
+        Ok(BindInfo::new(Source::Raw(self.bindable()?), self.address() + offset as u64, len, access))
     }
 }
 
+/// The remote part of `access`, if `len` bytes from `offset` of a region with `region_access` can be opened with it.
+fn permitted(region_access: Access, region_len: usize, offset: usize, len: usize, access: Access) -> Result<Access> {
+    bounds::check(offset, len, region_len)?;
+    if len == 0 {
+        return Err(Error::EmptyRegion);
+    }
+    let access = access & Access::REMOTE;
+    let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    let needed = Access::MW_BIND | if writes { Access::LOCAL_WRITE } else { Access::empty() };
+    let missing = needed - region_access;
+    if missing.is_empty() { Ok(access) } else { Err(Error::NotBindable { missing }) }
+}
+
 impl<'r> BindInfo<'r> {
-    fn new(
-        region: Source<'r>,
-        start: u64,
-        region_len: usize,
-        offset: usize,
-        len: usize,
-        access: Access,
-    ) -> Result<BindInfo<'r>> {
-        bounds::check(offset, len, region_len)?;
-        if len == 0 {
-            return Err(Error::EmptyRegion);
-        }
-        let access = access & Access::REMOTE;
-        let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let needed = Access::MW_BIND | if writes { Access::LOCAL_WRITE } else { Access::empty() };
-        let missing = needed - region.registration().access;
-        if !missing.is_empty() {
-            return Err(Error::NotBindable { missing });
-        }
-        Ok(BindInfo { region, address: start + offset as u64, len: len as u64, access, zero_based: false })
+    fn new(region: Source<'r>, address: u64, len: usize, access: Access) -> BindInfo<'r> {
+        BindInfo { region, address, len: len as u64, access, zero_based: false }
     }
 
     /// Makes peers address the first byte as 0, which hides its address. Only for windows of type 2.

@@ -43,6 +43,8 @@ const LIMITS: &[Limit] = &[
     Limit { variant: "raw", rows: &["em_cl"], factor: 1.0, extra: 3.0 },
     // Posting an owned buffer and getting it back with its completion.
     Limit { variant: "owned", rows: &["send_ex1", "send_cl1", "recv_ex1", "recv_cl1"], factor: 1.0, extra: 25.0 },
+    // Creating and destroying.
+    Limit { variant: "raw", rows: &["mr"], factor: 2.0, extra: 0.0 },
     Limit {
         variant: "sys",
         rows: &[
@@ -150,7 +152,8 @@ impl Limit {
         let row = rows.iter().find(|row| row.name == name);
         let figure = |variant: &str| row.and_then(|row| row.instructions.get(variant)).copied();
         let name = format!("{name} over {}", self.variant);
-        let rule = if self.extra > 0.0 { format!("C + {}", self.extra) } else { "C".to_owned() };
+        let c_times = if self.factor > 1.0 { format!("{} C", self.factor) } else { "C".to_owned() };
+        let rule = if self.extra > 0.0 { format!("{c_times} + {}", self.extra) } else { c_times };
         let (Some(c), Some(found)) = (figure(REFERENCE), figure(self.variant)) else {
             let gate = Gate { name, limit: format!("≤ {rule}"), measured: "not measured".to_owned(), met: false };
             return Verdict { gate, complaint: Some("it was not measured".to_owned()) };
