@@ -1,12 +1,13 @@
 //! Receive work requests, collected in memory.
 
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 
 use rdma_sys::*;
 
-use super::chain::{allocate, free, position};
+use super::chain::position;
 use super::{PostError, Sge};
 use crate::wq::WorkQueue;
 use crate::{QueuePair, SharedReceiveQueue};
@@ -72,12 +73,11 @@ pub(crate) struct RecvChain<Q: ReceiveQueue> {
     raw: NonNull<Q::Raw>,
     max_sge: u32,
     max_batch: u32,
-    /// `max_batch` work requests. Each always links to the next one and to its own elements: see [`RecvBatch::post`].
-    wrs: NonNull<ibv_recv_wr>,
-    /// Elements of the work requests, [`stride`] for each.
-    sges: NonNull<ibv_sge>,
-    /// A chain of one work request with one element.
+    /// A chain of one work request with one element, at the start of the only allocation.
     single: NonNull<Single>,
+    /// `max_batch` work requests, after `single`. Each always links to the next one and to its own elements: see
+    /// [`RecvBatch::post`].
+    wrs: NonNull<ibv_recv_wr>,
     queue: PhantomData<fn() -> Q>,
 }
 
@@ -97,26 +97,25 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
     /// # Safety
     /// `raw` must stay valid as long as this is used to post.
     pub(crate) unsafe fn new(raw: NonNull<Q::Raw>, max_sge: u32, max_batch: u32) -> Self {
-        let stride = stride(max_sge);
+        let stride = max_sge.max(1) as usize;
+        let (layout, wrs_at, sges_at) = layout(max_sge, max_batch);
+        // SAFETY: the layout has at least the size of `Single`.
+        let block = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         let empty = ibv_recv_wr { wr_id: 0, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
-        let (wrs, sges) =
-            (allocate(empty, max_batch as usize), allocate(Sge::EMPTY.to_raw(), max_batch as usize * stride));
-        for index in 0..max_batch as usize {
-            // SAFETY: `index` is below the number of work requests, and each has `stride` elements. The pointer to the
-            // next one points at most one past the last.
-            unsafe {
-                let wr = wrs.add(index).as_ptr();
-                (*wr).next = wr.add(1);
-                (*wr).sg_list = sges.add(index * stride).as_ptr();
+        // SAFETY: `layout` places these in the block, aligned and without overlap, and `index` is below their number. The
+        // pointer to the next work request points at most one past the last.
+        unsafe {
+            let single = block.cast::<Single>();
+            let sge = &raw mut (*single.as_ptr()).sge;
+            single.write(Single { wr: ibv_recv_wr { num_sge: 1, sg_list: sge, ..empty }, sge: Sge::EMPTY.to_raw() });
+            let (wrs, sges) = (block.add(wrs_at).cast::<ibv_recv_wr>(), block.add(sges_at).cast::<ibv_sge>());
+            for index in 0..max_batch as usize {
+                let (wr, first) = (wrs.add(index), sges.add(index * stride));
+                wr.write(ibv_recv_wr { next: wr.add(1).as_ptr(), sg_list: first.as_ptr(), ..empty });
+                (0..stride).for_each(|element| first.add(element).write(Sge::EMPTY.to_raw()));
             }
+            RecvChain { raw, max_sge, max_batch, single, wrs, queue: PhantomData }
         }
-        let single = NonNull::from(Box::leak(Box::new(Single {
-            wr: ibv_recv_wr { num_sge: 1, ..empty },
-            sge: Sge::EMPTY.to_raw(),
-        })));
-        // SAFETY: `single` was just allocated.
-        unsafe { (*single.as_ptr()).wr.sg_list = &raw mut (*single.as_ptr()).sge };
-        RecvChain { raw, max_sge, max_batch, wrs, sges, single, queue: PhantomData }
     }
 
     /// Posts one receive.
@@ -154,20 +153,27 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
     }
 }
 
-/// Elements per work request, at least one.
-#[inline(always)]
-fn stride(max_sge: u32) -> usize {
-    max_sge.max(1) as usize
+/// Layout of the allocation, and the offsets of the work requests and of their elements in it.
+///
+/// Each work request has at least one element.
+fn layout(max_sge: u32, max_batch: u32) -> (Layout, usize, usize) {
+    const ALIGN: usize = align_of::<Single>();
+    const {
+        assert!(ALIGN >= align_of::<ibv_recv_wr>() && size_of::<Single>() % align_of::<ibv_recv_wr>() == 0);
+        assert!(ALIGN >= align_of::<ibv_sge>() && size_of::<ibv_recv_wr>() % align_of::<ibv_sge>() == 0);
+    }
+    let (batch, stride) = (max_batch as usize, max_sge.max(1) as usize);
+    let sges_at = size_of::<Single>() + batch * size_of::<ibv_recv_wr>();
+    let size = batch.checked_mul(stride).and_then(|sges| sges.checked_mul(size_of::<ibv_sge>()));
+    let size = size.and_then(|size| size.checked_add(sges_at)).expect("the capacity of a queue pair fits in memory");
+    (Layout::from_size_align(size, ALIGN).expect("as above"), size_of::<Single>(), sges_at)
 }
 
 impl<Q: ReceiveQueue> Drop for RecvChain<Q> {
     fn drop(&mut self) {
-        // SAFETY: `new` allocated these with the same lengths, and nothing else frees them.
-        unsafe {
-            free(self.wrs, self.max_batch as usize);
-            free(self.sges, self.max_batch as usize * stride(self.max_sge));
-            drop(Box::from_raw(self.single.as_ptr()));
-        }
+        let (layout, _, _) = layout(self.max_sge, self.max_batch);
+        // SAFETY: `new` allocated the block, which begins with `single`, with this layout. Nothing else frees it.
+        unsafe { dealloc(self.single.as_ptr().cast(), layout) }
     }
 }
 

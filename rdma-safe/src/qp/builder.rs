@@ -38,6 +38,7 @@ pub struct QueuePairBuilder<'a> {
 }
 
 impl<'a> QueuePairBuilder<'a> {
+    #[inline]
     pub(crate) fn new(pd: &'a ProtectionDomain, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {
         let capacity = QueuePairCapacity {
             max_send_wr: 128,
@@ -66,18 +67,21 @@ impl<'a> QueuePairBuilder<'a> {
     /// Other types are [`QueuePairType::UC`], [`QueuePairType::UD`] and [`QueuePairType::XRC_SEND`], which only sends
     /// and does not use the completion queue for receives. Privileged users (CAP_NET_RAW) can create
     /// [`QueuePairType::RAW_PACKET`].
+    #[inline]
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
     }
 
     /// Work requests that the send queue can hold; 128 unless set.
+    #[inline]
     pub fn send_depth(mut self, work_requests: u32) -> Self {
         self.capacity.max_send_wr = work_requests;
         self
     }
 
     /// Work requests that the receive queue can hold; 128 unless set.
+    #[inline]
     pub fn recv_depth(mut self, work_requests: u32) -> Self {
         self.capacity.max_recv_wr = work_requests;
         self
@@ -89,6 +93,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// [`PostError::SharedReceives`](crate::PostError::SharedReceives). Receives complete on the completion queue of
     /// the queue pair that takes them. [`WcFields::QP_NUM`](crate::WcFields::QP_NUM) tells queue pairs on one
     /// completion queue apart.
+    #[inline]
     pub fn shared_receive_queue(self, srq: &SharedReceiveQueue) -> Self {
         self.receives_of(srq.shared().clone())
     }
@@ -99,18 +104,21 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Largest number of scatter/gather elements in a send, at least 1; 1 unless set.
+    #[inline]
     pub fn send_sges(mut self, elements: u32) -> Self {
         self.capacity.max_send_sge = elements.max(1);
         self
     }
 
     /// Largest number of scatter/gather elements in a receive, at least 1; 1 unless set.
+    #[inline]
     pub fn recv_sges(mut self, elements: u32) -> Self {
         self.capacity.max_recv_sge = elements.max(1);
         self
     }
 
     /// Largest inline data of a send in bytes, which is copied when the send is posted; 0 unless set.
+    #[inline]
     pub fn inline_data(mut self, bytes: u32) -> Self {
         self.capacity.max_inline_data = bytes;
         self
@@ -119,6 +127,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// Send operations to enable; unless set, all operations of the type that the device supports.
     ///
     /// The base sets are [`SendOps::RC`], [`SendOps::UC`] and [`SendOps::UD`]. Not every device supports the others.
+    #[inline]
     pub fn operations(mut self, ops: SendOps) -> Self {
         self.ops = Some(ops);
         self
@@ -126,6 +135,7 @@ impl<'a> QueuePairBuilder<'a> {
 
     /// Largest batch that is collected in memory, in work requests; 64 unless set. This applies to receives, and to
     /// sends that are posted by `ibv_post_send`.
+    #[inline]
     pub fn max_batch(mut self, work_requests: u32) -> Self {
         self.max_batch = work_requests.max(1);
         self
@@ -138,6 +148,7 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Posts by `ibv_post_send` even if `ibv_wr_*` is available.
+    #[inline]
     pub fn classic(mut self, classic: bool) -> Self {
         self.classic = classic;
         self
@@ -182,10 +193,10 @@ impl<'a> QueuePairBuilder<'a> {
         self.options.check(self.pd.context())?;
         if self.is_extended() {
             let sets = match self.ops {
-                Some(ops) => vec![ops],
+                Some(_) => Vec::new(),
                 None => fallback_sets(self.default_operations(all), self.qp_type),
             };
-            for ops in sets {
+            for ops in self.ops.into_iter().chain(sets) {
                 match self.create(Some(ops)) {
                     Ok(created) => return self.finish_extended(created, ops),
                     Err(errno) if errno.is_unsupported() => {}
@@ -221,6 +232,7 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Creates the queue pair for `ibv_wr_*` with `ops`, or for `ibv_post_send` with `None`.
+    #[inline(always)]
     fn create(&self, ops: Option<SendOps>) -> Result<Created, Errno> {
         let (id, pd) = (QpId::next(), self.pd);
         let mut attr = ibv_qp_init_attr_ex::zeroed();
@@ -246,6 +258,7 @@ impl<'a> QueuePairBuilder<'a> {
 
     /// Finishes a queue pair that posts by `ibv_wr_*`. Some providers accept operations that they then do not
     /// implement.
+    #[inline(always)]
     fn finish_extended(&self, mut created: Created, ops: SendOps) -> Result<QueuePair> {
         // SAFETY: the queue pair is valid. Created with operations, it has the extended interface; otherwise this
         // returns NULL.
@@ -267,6 +280,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn finish(&self, created: Created, ops: SendOps, qp_ex: Option<NonNull<ibv_qp_ex>>) -> QueuePair {
         let Created { raw, capacity, id } = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.

@@ -96,6 +96,14 @@ pub(super) unsafe fn present(qp: *const ibv_qp_ex, qp_type: QueuePairType, asked
             SendOps::ATOMIC_WRITE => (*qp).wr_atomic_write.is_some(),
             _ => false,
         };
-        asked.iter().filter(|op| is_there(*op)).collect()
+        let (mut present, mut left) = (asked, asked.bits());
+        while left != 0 {
+            let lowest = SendOps::from_bits_retain(left & left.wrapping_neg());
+            if !is_there(lowest) {
+                present -= lowest;
+            }
+            left &= left - 1;
+        }
+        present
     }
 }

@@ -37,7 +37,15 @@ impl Options {
     }
 
     /// Returns an error for options that the device does not support.
+    #[inline]
     pub(super) fn check(&self, context: &Context) -> Result<()> {
+        match self.flags.is_empty() {
+            true => Ok(()),
+            false => self.check_flags(context),
+        }
+    }
+
+    fn check_flags(&self, context: &Context) -> Result<()> {
         use {QueuePairFlags as F, RawPacketCapabilities as Raw};
         let device = context.attributes();
         let (caps, raw) = (device.capabilities(), device.raw_packets());
