@@ -63,6 +63,7 @@ mod drain;
 mod drop_order;
 mod endpoint_set_faults;
 mod endpoint_sets;
+mod endpoint_windows;
 mod explanations;
 mod failing_destruction;
 mod failing_posts;

@@ -18,6 +18,7 @@ mod post;
 mod ring;
 mod set;
 mod wait;
+mod windows;
 mod work;
 
 use std::fmt;
@@ -48,6 +49,7 @@ pub use keepalive::{ConnectionLost, KeepaliveError};
 pub use pool::ReceivePool;
 pub(crate) use set::Provisional;
 pub use set::{EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
+pub use windows::{BoundWindow, RejectedWindow};
 pub use work::Work;
 
 /// A connection that is used without `unsafe`: a reliable one by default, see [`EndpointBuilder::qp_type`].
@@ -118,6 +120,8 @@ struct Live {
     /// Headers, senders and address handles of a datagram endpoint.
     datagrams: Option<Box<datagram::DatagramSlots>>,
     keepalive: Option<Box<Keepalive>>,
+    /// Memory windows of the queue pair, which are deallocated before it is destroyed.
+    windows: Option<Box<windows::Windows>>,
     /// The connection manager has told that the peer has ended the connection.
     peer_left: bool,
     /// `qp` has been taken.
@@ -316,6 +320,8 @@ impl Live {
         if std::mem::replace(&mut self.destroyed, true) {
             return Ok(());
         }
+        // A bound window keeps its queue pair.
+        self.windows = None;
         // SAFETY: `destroyed` was false, so `qp` has not been taken. It is not used later, because the only callers,
         // `close` and `drop`, end the endpoint.
         let qp = unsafe { ManuallyDrop::take(&mut self.qp) };
