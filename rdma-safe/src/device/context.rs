@@ -144,6 +144,16 @@ impl Context {
         self.inner.quirks
     }
 
+    /// The NUMA node that the device is attached to: `numa_node` in sysfs, read in each call.
+    ///
+    /// `None` if the host has one node, and for software devices. Memory on this node is nearest to the device, see
+    /// [`HugePages::on_node`](crate::mr::HugePages::on_node).
+    #[must_use]
+    pub fn numa_node(&self) -> Option<u32> {
+        let path = format!("/sys/class/infiniband/{}/device/numa_node", self.device_name());
+        parse_node(&std::fs::read_to_string(path).ok()?)
+    }
+
     /// Number of completion vectors, across which completion events can be spread.
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
@@ -396,5 +406,20 @@ fn gid_entry(raw: &ibv_gid_entry) -> GidEntry {
         port: raw.port_num as u8,
         gid_type: GidType(raw.gid_type),
         interface_index: raw.ndev_ifindex,
+    }
+}
+
+/// The number of a NUMA node; `None` for -1, which means no node.
+fn parse_node(text: &str) -> Option<u32> {
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_node;
+
+    #[test]
+    fn a_negative_numa_node_is_none() {
+        assert_eq!(["0\n", "1\n", "-1\n", "", "x"].map(parse_node), [Some(0), Some(1), None, None, None]);
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma_sys::LoadError;
 
 pub use crate::errno::Errno;
-pub use huge_pages::HugePagesError;
+pub use huge_pages::{HugePagesError, PagesError};
 pub(crate) use missing::use_soft0;
 pub(crate) use verb::Family;
 pub use verb::Verb;
@@ -129,6 +129,10 @@ pub enum Error {
     #[error(transparent)]
     MapHugePages(#[from] HugePagesError),
 
+    /// The kernel did not make pages transparently huge, or did not place memory on a NUMA node.
+    #[error(transparent)]
+    Pages(#[from] PagesError),
+
     /// A region of zero length.
     #[error("a memory region or window must have at least one byte")]
     EmptyRegion,
@@ -172,10 +176,7 @@ pub enum Error {
     },
 
     /// `ibv_reg_dmabuf_mr(3)` failed.
-    #[error(
-        "ibv_reg_dmabuf_mr of {len} bytes from {offset} with {access:?} failed: {errno}; the descriptor must belong to \
-         a DMA-BUF that contains these bytes"
-    )]
+    #[error(fmt = limits::register_dmabuf)]
     RegisterDmaBuf {
         /// Start of the region in the DMA-BUF, in bytes.
         offset: u64,
@@ -285,20 +286,14 @@ pub enum Error {
     },
 
     /// The provider cannot report these completion fields.
-    #[error(
-        "this device cannot report {fields:?} in a completion; leave them out of CompletionQueueBuilder::fields, and \
-         EndpointBuilder::timestamps unset"
-    )]
+    #[error(fmt = missing::completion_fields)]
     CompletionFields {
         /// Requested fields that are optional, or that the device accepts without implementing them.
         fields: crate::WcFields,
     },
 
     /// Memory of a provider was to be registered in another domain than its own.
-    #[error(
-        "memory of a provider must be registered in exactly the domain that it was allocated from, not in a parent domain of \
-         it: call alloc_buf on the domain that registers it"
-    )]
+    #[error("{}", missing::FOREIGN_MEMORY)]
     ForeignMemory,
 
     /// A completion queue was to be created in a domain that is not a parent domain.
@@ -466,9 +461,7 @@ pub enum Error {
     },
 
     /// `ibv_modify_wq(3)` failed to change the state of a work queue.
-    #[error(
-        "moving a work queue from {from} to {to} failed: {errno}; allowed are RESET to RDY, RDY to ERR, and any state to RESET"
-    )]
+    #[error(fmt = limits::modify_work_queue)]
     ModifyWorkQueue {
         /// Former state, as far as known.
         from: crate::wq::WorkQueueState,
