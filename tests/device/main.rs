@@ -72,6 +72,8 @@ mod false_completions;
 mod file_transfer;
 #[cfg(not(miri))]
 mod floods;
+#[cfg(not(miri))]
+mod forks;
 mod hello;
 #[cfg(not(miri))]
 mod hello_service;

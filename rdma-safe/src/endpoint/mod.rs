@@ -250,7 +250,8 @@ impl<I: Interface> Endpoint<I> {
     /// Nothing else will poll their completions, and the pool reserves a slot for each until then.
     fn take_pool_buffers(&mut self) -> Vec<Buffer> {
         let mut buffers = Vec::new();
-        if self.poster.live.pool.is_none() || self.poster.live.destroyed {
+        let Live { pool, destroyed, .. } = &self.poster.live;
+        if pool.is_none() || *destroyed || self.cq.context().is_inherited() {
             return buffers;
         }
         // After this, receives complete only as flushed.

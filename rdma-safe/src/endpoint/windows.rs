@@ -82,8 +82,8 @@ pub struct RejectedWindow {
 #[derive(Default)]
 pub(super) struct Windows {
     slots: Vec<Slot>,
-    /// Unbound slots, for further bindings.
-    free: Vec<u32>,
+    /// The first unbound slot, for further bindings. The others are linked, so that polling never allocates.
+    free: Option<u32>,
     /// Slots by the part of the key that bindings do not change.
     by_key: HashMap<u32, u32>,
     /// Bindings and invalidations in flight, in the order of posting.
@@ -95,6 +95,8 @@ struct Slot {
     /// The work of the last binding.
     binding: u64,
     state: State,
+    /// The next unbound slot, if this one is unbound.
+    next_free: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,16 +139,15 @@ impl BoundWindow {
 impl Windows {
     /// Takes an unbound window, or allocates one.
     fn take_free(&mut self, pd: &ProtectionDomain) -> Result<u32> {
-        if let Some(slot) = self.free.pop() {
-            return Ok(slot);
+        if let Some(index) = self.free {
+            self.free = self.slots.get_mut(index as usize).and_then(|slot| slot.next_free.take());
+            return Ok(index);
         }
         let window = pd.memory_window::<Type2>()?;
         // A device has fewer windows than keys, which have 24 bits without the part that bindings change.
         let slot = self.slots.len() as u32;
         self.by_key.insert(fixed_part(window.rkey()), slot);
-        self.slots.push(Slot { window, binding: 0, state: State::Free });
-        // Both then have room for all slots, so polling allocates nothing.
-        self.free.reserve(self.slots.len());
+        self.slots.push(Slot { window, binding: 0, state: State::Free, next_free: None });
         Ok(slot)
     }
 
@@ -196,7 +197,7 @@ impl Windows {
         // `revert` is called only for work that the provider has surely not taken.
         unsafe { slot.window.release_unused_regions() }
         slot.state = State::Free;
-        self.free.push(index);
+        slot.next_free = self.free.replace(index);
     }
 }
 
@@ -243,7 +244,7 @@ impl<I: Interface> Poster<I> {
                     slot.state = State::Failed;
                 } else {
                     slot.window.revert();
-                    windows.free.push(index);
+                    slot.next_free = windows.free.replace(index);
                 }
                 Err(posted.err().unwrap_or(PostError::EndpointFailed).into())
             }

@@ -63,6 +63,7 @@ impl Error {
             // Lists all variants, so that a new variant with an `errno` cannot be forgotten here.
             Error::Load(_)
             | Error::NoDevice
+            | Error::Inherited { .. }
             | Error::DeviceNotFound { .. }
             | Error::NoSuchPort { .. }
             | Error::NoSuchGid { .. }

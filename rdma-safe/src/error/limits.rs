@@ -21,6 +21,13 @@ pub(super) fn allocate_device_memory(
     )
 }
 
+pub(super) fn part_size(size: &usize, capacity: &usize, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "a buffer of {capacity} bytes cannot be split into parts of {size}: no part may be empty or larger than the buffer"
+    )
+}
+
 pub(super) fn register_dmabuf(
     offset: &u64,
     len: &usize,

@@ -111,6 +111,15 @@ pub enum Error {
         port: u8,
     },
 
+    /// The object was created in the parent of this process, see [`fork`](crate::fork).
+    #[error(
+        "{object} was opened before this process was forked, and belongs to the parent: open it again in this process"
+    )]
+    Inherited {
+        /// Name of the device, or `rdma_cm` for an event channel or an id.
+        object: String,
+    },
+
     /// `ibv_alloc_pd(3)` failed.
     #[error("ibv_alloc_pd failed: {errno}; the device may be out of protection domains")]
     AllocPd {
@@ -154,9 +163,7 @@ pub enum Error {
     },
 
     /// A buffer cannot be split into parts of this size.
-    #[error(
-        "a buffer of {capacity} bytes cannot be split into parts of {size}: no part may be empty or larger than the buffer"
-    )]
+    #[error(fmt = limits::part_size)]
     PartSize {
         /// Size of a part in bytes.
         size: usize,

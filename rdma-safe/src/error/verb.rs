@@ -152,6 +152,7 @@ verbs! {
         SetCompCntr = "ibv_set_comp_cntr",
         SetEce = "ibv_set_ece",
         SetErrCompCntr = "ibv_set_err_comp_cntr",
+        PthreadAtfork = "pthread_atfork(3)",
         Mmap = "mmap(2)",
         Madvise = "madvise(2)",
         Mbind = "mbind(2)",
