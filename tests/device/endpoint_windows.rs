@@ -5,13 +5,14 @@ use rdma_safe::endpoint::BoundWindow;
 use rdma_safe::mr::Pages;
 use rdma_safe::{
     Access, Endpoint, EndpointBuilder, EndpointSet, Error, ExposedRegion, Operation, PostError, ProtectionDomain,
-    RemoteMemory, WcStatus, Work,
+    QueuePairState, RemoteMemory, WcStatus, Work,
 };
 
 use crate::owned::wait;
 use crate::support::child::{expect_kernel_objects, in_own_process};
+use crate::support::interposer::rig::{Count, endpoints, on_each_mode};
 use crate::support::lab::Mode;
-use crate::support::{DEADLINE, Rdma, device, error_of, filled};
+use crate::support::{DEADLINE, Rdma, device, error_of, filled, within_deadline};
 
 const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -364,5 +365,77 @@ fn windows_of_an_unconnected_endpoint_and_of_another_domain_are_rejected() {
         assert_eq!(write(&mut peer, b"good", window.remote()), WcStatus::SUCCESS);
         let beyond = RemoteMemory { rkey: window.remote().rkey ^ 0xff, ..window.remote() };
         assert_eq!(write(&mut peer, b"fail", beyond), WcStatus::REM_ACCESS_ERR);
+    });
+}
+
+#[test]
+fn a_refused_binding_opens_nothing_and_leaves_the_endpoint_usable() {
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd_of_own_context();
+        let (mut owner, mut peer) = endpoints(soft, &pd, mode);
+        let region = region(&pd);
+        let info = region.bind_info(0, 4, RIGHTS).unwrap();
+        soft.refuse_send(mode);
+        let error = error_of(owner.bind_window(info));
+        assert!(matches!(error, Error::Post(PostError::QueueFull { posted: 0 })), "{error:?}");
+        assert_eq!(owner.sends_in_flight(), 0);
+        let window = bind(&mut owner, &region, 0, 4, RIGHTS);
+        assert_eq!(soft.calls("alloc_mw"), 1, "the window of the refused binding is used");
+        assert_eq!(write(&mut peer, b"used", window.remote()), WcStatus::SUCCESS);
+
+        soft.refuse_send(mode);
+        let rejected = error_of(owner.invalidate_window(window));
+        assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
+        assert!(owner.is_window_bound(&rejected.window));
+        assert_eq!(write(&mut peer, b"more", rejected.window.remote()), WcStatus::SUCCESS);
+        invalidate(&mut owner, rejected.window);
+    });
+}
+
+#[test]
+fn a_binding_with_an_unknown_result_ends_the_endpoint_and_keeps_the_region() {
+    for taken in [false, true] {
+        on_each_mode(|soft, mode| {
+            let pd = soft.pd_of_own_context();
+            let (mut owner, _peer) = endpoints(soft, &pd, mode);
+            let count = Count::default();
+            let region = pd.expose(count.memory(), Access::MW_BIND).unwrap();
+            soft.doubt_send(mode, taken);
+            let error = error_of(owner.bind_window(region.bind_info(0, 4, RIGHTS).unwrap()));
+            assert!(matches!(error, Error::Post(PostError::MaybePosted { .. })), "{error:?}");
+            drop(region);
+            assert_eq!(count.freed(), 0, "the window may be bound to it");
+            let again = pd.expose(count.memory(), Access::MW_BIND).unwrap();
+            let error = error_of(owner.bind_window(again.bind_info(0, 4, RIGHTS).unwrap()));
+            assert!(matches!(error, Error::Post(PostError::EndpointFailed)), "{error:?}");
+            drop(again);
+            assert_eq!(count.freed(), 1, "nothing was bound to it");
+            drop(owner);
+            assert_eq!(count.freed(), 2);
+        });
+    }
+}
+
+#[test]
+fn failed_work_on_a_window_keeps_its_region_until_the_endpoint_is_dropped() {
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd_of_own_context();
+        let (mut owner, mut peer) = endpoints(soft, &pd, mode);
+        let count = Count::default();
+        let region = pd.expose(count.memory(), Access::MW_BIND).unwrap();
+        let window = bind(&mut owner, &region, 0, 4, RIGHTS);
+        drop(region);
+        // A write with a wrong key ends the connection, which flushes the invalidation.
+        let wrong = RemoteMemory { rkey: window.remote().rkey ^ 0xff, ..window.remote() };
+        assert_eq!(write(&mut peer, b"fail", wrong), WcStatus::REM_ACCESS_ERR);
+        let failed = || owner.queue_pair().query().unwrap().state() == Some(QueuePairState::ERR);
+        within_deadline("the error of the owner", || failed().then_some(()));
+        let id = owner.invalidate_window(window).unwrap();
+        let done = owner.wait(DEADLINE).unwrap();
+        let expected = (id, Operation::InvalidateWindow, WcStatus::WR_FLUSH_ERR);
+        assert_eq!((done.id, done.operation, done.status), expected);
+        assert_eq!(count.freed(), 0, "the window may be bound");
+        drop(owner);
+        assert_eq!(count.freed(), 1);
     });
 }
