@@ -35,7 +35,8 @@ pub(crate) fn is_readable(address: u64, len: u64) -> bool {
 /// Copies memory of this process. A kernel or a sandbox that refuses the call counts as if all memory were readable and zero.
 fn copy(local: &libc::iovec, remote: &[libc::iovec]) -> Result<usize, ()> {
     // SAFETY: `local` describes bytes that the caller borrows mutably. The kernel checks the remote addresses.
-    let count = unsafe { libc::process_vm_readv(libc::getpid(), local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
+    let count =
+        unsafe { libc::process_vm_readv(libc::getpid(), local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
     match usize::try_from(count) {
         Ok(count) => Ok(count),
         Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => Err(()),

@@ -51,8 +51,8 @@ impl Checker {
             return;
         }
         let text = format!(
-            "completion queue {cq} has {capacity} entries, but {unpolled} completions wait and {due} work requests in flight add one \
-             each"
+            "completion queue {cq} has {capacity} entries, but {unpolled} completions wait and {due} work requests in \
+             flight add one each"
         );
         let report = Report { qp, wr_id: Some(wr_id), ..Report::new(Kind::CqCanOverrun, text) };
         self.report_once(cq.into(), || report);
@@ -84,8 +84,8 @@ impl Checker {
     /// Reports a thread that no event will wake.
     pub(crate) fn lost_wakeup(&mut self, cq: u32, waiting: usize) {
         let text = format!(
-            "a thread sleeps in ibv_get_cq_event, {waiting} completions wait in completion queue {cq}, and no queue of the channel is \
-             armed: arm it, and poll once more before sleeping"
+            "a thread sleeps in ibv_get_cq_event, {waiting} completions wait in completion queue {cq}, and no queue of the \
+             channel is armed: arm it, and poll once more before sleeping"
         );
         self.report_once(cq.into(), || Report::new(Kind::LostWakeup, text));
     }

@@ -130,7 +130,8 @@ impl Checker {
         let (pinned, limit) = (self.regions.pinned, self.options.memlock.or_else(memlock_limit));
         if let Some(limit) = limit.filter(|limit| pinned > *limit) {
             let text = format!(
-                "{pinned} bytes are registered, more than the limit of {limit} bytes: with an RNIC, this registration fails with ENOMEM"
+                "{pinned} bytes are registered, more than the limit of {limit} bytes: with an RNIC, this \
+                 registration fails with ENOMEM"
             );
             let mut report = Report::new(Kind::Memlock, text);
             report.region = Some(region.region(false));
