@@ -1,7 +1,7 @@
 //! Work in flight, and the memory that it uses.
 
 use std::backtrace::Backtrace;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::memory::read;
 use super::{Checker, Kind, Report};
@@ -75,11 +75,11 @@ struct Sends {
     work: VecDeque<u64>,
 }
 
-/// All work in flight.
+/// All work in flight. The maps are trees, whose memory is in proportion to their content: programs are also checked for leaks.
 pub(super) struct Flights {
-    works: HashMap<u64, Work>,
+    works: BTreeMap<u64, Work>,
     next: u64,
-    sends: HashMap<u32, Sends>,
+    sends: BTreeMap<u32, Sends>,
     /// Memory in use, by its first address and the address after its end.
     memory: BTreeMap<(u64, u64), Flight>,
     /// Upper bound of the lengths in `memory`.
@@ -92,10 +92,10 @@ pub(super) struct Flights {
 impl Flights {
     pub(super) fn new(bytes: usize) -> Flights {
         Flights {
-            works: HashMap::new(),
+            works: BTreeMap::new(),
             // 0 stands for a receive that the checker does not know.
             next: 1,
-            sends: HashMap::new(),
+            sends: BTreeMap::new(),
             memory: BTreeMap::new(),
             longest: 0,
             bytes,
@@ -251,7 +251,7 @@ impl Checker {
         self.report(report);
     }
 
-    /// Whether the checker knows all requests of a send queue up to the one before `number`.
+    /// Number of the first request of a send queue that the checker does not know.
     pub(crate) fn next_send(&mut self, qp: u32, head: u64) -> u64 {
         let sends = self.flights.sends.entry(qp).or_insert_with(|| Sends { first: head, work: VecDeque::new() });
         if sends.work.is_empty() {
@@ -326,6 +326,9 @@ impl Checker {
     pub(crate) fn cleared(&mut self, owner: Owner) {
         if let Owner::Qp(number) = owner {
             self.flights.sends.remove(&number);
+            for kind in [Kind::Overlap, Kind::ReceiverNotReady, Kind::UnsignaledFull] {
+                self.reported.remove(&(kind, number.into()));
+            }
             self.queues.cleared(number);
         }
         let of = self.flights.works.iter().filter(|(_, work)| work.posted.owner == owner);

@@ -163,7 +163,7 @@ impl Checker {
             reports: Vec::new(),
             counts: HashMap::new(),
             reported: HashSet::new(),
-            regions: Regions::default(),
+            regions: Regions::new(),
             queues: Queues::default(),
         }
     }

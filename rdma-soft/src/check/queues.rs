@@ -1,6 +1,6 @@
 //! Completion queues, signaled work and events.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::{Checker, Kind, Report};
 
@@ -8,11 +8,11 @@ use super::{Checker, Kind, Report};
 #[derive(Default)]
 pub(super) struct Queues {
     /// Completions that work in flight will add, by completion queue.
-    due: HashMap<u32, u32>,
+    due: BTreeMap<u32, u32>,
     /// Unsignaled work requests since the last signaled one, by queue pair.
-    unsignaled: HashMap<u32, u32>,
+    unsignaled: BTreeMap<u32, u32>,
     /// Threads that sleep, by completion channel.
-    sleepers: HashMap<u32, u32>,
+    sleepers: BTreeMap<u32, u32>,
 }
 
 impl Queues {
@@ -61,7 +61,9 @@ impl Checker {
     /// Notes that a completion queue is destroyed, whose number may be reused.
     pub(crate) fn cq_destroyed(&mut self, cq: u32) {
         self.queues.due.remove(&cq);
-        self.reported.remove(&(Kind::CqCanOverrun, cq.into()));
+        for kind in [Kind::CqCanOverrun, Kind::LostWakeup] {
+            self.reported.remove(&(kind, cq.into()));
+        }
     }
 
     /// Reports a completion that did not fit.
@@ -74,6 +76,9 @@ impl Checker {
     pub(crate) fn sleeps(&mut self, channel: u32, begins: bool) {
         let sleepers = self.queues.sleepers.entry(channel).or_default();
         *sleepers = if begins { *sleepers + 1 } else { sleepers.saturating_sub(1) };
+        if *sleepers == 0 {
+            self.queues.sleepers.remove(&channel);
+        }
     }
 
     /// Whether a thread sleeps on a completion channel.

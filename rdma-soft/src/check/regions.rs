@@ -2,12 +2,12 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::{Checker, Kind, Region, Report};
 
 /// Deregistered regions that are remembered.
-const REMEMBERED: usize = 4096;
+const REMEMBERED: usize = 1024;
 
 /// A page. Pinned memory is counted in pages.
 const PAGE: u64 = 4096;
@@ -60,14 +60,18 @@ pub(crate) struct Attempt {
 }
 
 /// All regions that the checker knows.
-#[derive(Default)]
 pub(super) struct Regions {
-    live: HashMap<u32, Registered>,
+    live: BTreeMap<u32, Registered>,
     dead: VecDeque<Registered>,
     pinned: u64,
 }
 
 impl Regions {
+    pub(super) fn new() -> Regions {
+        // Programs are also checked for leaks, so the memory of the checker does not grow with their work.
+        Regions { live: BTreeMap::new(), dead: VecDeque::with_capacity(REMEMBERED), pinned: 0 }
+    }
+
     pub(super) fn region(&self, key: u32) -> Option<Region> {
         self.live.get(&key).map(|of| of.region(false))
     }

@@ -97,6 +97,16 @@ pub(crate) fn device_without_faults(reason: &str) -> Option<Rdma> {
     Some(rdma)
 }
 
+/// Like [`device_without_faults`], for tests that cannot run while `RDMA_SOFT_CHECK` checks them either.
+pub(crate) fn device_without_checker(reason: &str) -> Option<Rdma> {
+    let rdma = device_without_faults(reason)?;
+    if rdma.is_soft() && variable("RDMA_SOFT_CHECK").is_some_and(|value| !matches!(value.as_str(), "" | "0")) {
+        println!("skipped: the checker allocates memory for each work request");
+        return None;
+    }
+    Some(rdma)
+}
+
 /// Prints why a test is skipped. Panics if `RDMA_REQUIRE_DEVICE` forbids skipping.
 pub(crate) fn skip<T>(reason: &str) -> Option<T> {
     assert!(variable("RDMA_REQUIRE_DEVICE").as_deref() != Some("1"), "RDMA_REQUIRE_DEVICE is set, but {reason}");
