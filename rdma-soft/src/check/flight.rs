@@ -3,7 +3,7 @@
 use std::backtrace::Backtrace;
 use std::collections::{BTreeMap, VecDeque};
 
-use super::memory::read;
+use super::memory::{Scratch, read, update};
 use super::{Checker, Kind, Report};
 
 /// The queue that work was posted to.
@@ -86,7 +86,7 @@ pub(super) struct Flights {
     longest: u64,
     /// Bytes of each element that are compared.
     bytes: usize,
-    scratch: Vec<u8>,
+    scratch: Box<Scratch>,
 }
 
 impl Flights {
@@ -99,7 +99,7 @@ impl Flights {
             memory: BTreeMap::new(),
             longest: 0,
             bytes,
-            scratch: Vec::new(),
+            scratch: Box::new([0; size_of::<Scratch>()]),
         }
     }
 
@@ -110,18 +110,13 @@ impl Flights {
     }
 
     /// Finds the first byte of `start..end` that differs from the expected content of a range, and expects the current content
-    /// from now on.
-    fn difference(&mut self, range: (u64, u64), start: u64, end: u64) -> Option<u64> {
+    /// from now on. With `is_readable` the caller has checked that the memory is.
+    fn difference(&mut self, range: (u64, u64), start: u64, end: u64, is_readable: bool) -> Option<u64> {
         let flight = self.memory.get_mut(&range)?;
         let from = (start.max(range.0) - range.0) as usize;
         let to = ((end.min(range.1) - range.0) as usize).min(flight.copy.len());
         let expected = flight.copy.get_mut(from..to)?;
-        self.scratch.resize(expected.len(), 0);
-        if !read(range.0 + from as u64, &mut self.scratch) || expected == self.scratch {
-            return None;
-        }
-        let at = expected.iter().zip(&self.scratch).position(|(expected, found)| expected != found)?;
-        expected.copy_from_slice(&self.scratch);
+        let at = update(range.0 + from as u64, expected, is_readable, &mut self.scratch)?;
         Some(range.0 + (from + at) as u64)
     }
 
@@ -207,7 +202,7 @@ impl Checker {
     fn add_memory(&mut self, id: u64, element: &Element, is_written: bool) {
         let range = (element.address, element.end());
         // Other work may use the range, which then has an expected content already.
-        if let Some(at) = self.flights.difference(range, range.0, range.1) {
+        if let Some(at) = self.flights.difference(range, range.0, range.1, false) {
             self.report_change(range, at);
         }
         let flights = &mut self.flights;
@@ -297,7 +292,7 @@ impl Checker {
         let Some(work) = self.flights.works.get(&id) else { return };
         for element in work.posted.elements.clone() {
             let range = (element.address, element.end());
-            if let Some(at) = self.flights.difference(range, range.0, range.1) {
+            if let Some(at) = self.flights.difference(range, range.0, range.1, false) {
                 self.report_change_of(id, range, at);
             }
         }
@@ -341,21 +336,24 @@ impl Checker {
     /// Returns `false` if the memory is not mapped. The device must then not write.
     pub(crate) fn device_writes(&mut self, address: u64, data: &[u8]) -> bool {
         let end = address + data.len() as u64;
+        if !super::is_readable(address, data.len() as u64) {
+            return false;
+        }
         let ranges: Vec<_> = self.flights.overlapping(address, end).collect();
         for range in ranges {
-            if let Some(at) = self.flights.difference(range, address, end) {
+            if let Some(at) = self.flights.difference(range, address, end, true) {
                 self.report_change(range, at);
             }
             self.flights.expect(range, address, data);
         }
-        super::is_readable(address, data.len() as u64)
+        true
     }
 
     /// Notes that the device has changed `len` bytes at `address` in place.
     pub(crate) fn device_updated(&mut self, address: u64, len: u64) {
         let ranges: Vec<_> = self.flights.overlapping(address, address + len).collect();
         for range in ranges {
-            _ = self.flights.difference(range, address, address + len);
+            _ = self.flights.difference(range, address, address + len, false);
         }
     }
 

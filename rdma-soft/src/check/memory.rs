@@ -4,44 +4,78 @@
 
 use std::io;
 
+/// Largest block that is read at once, so that it stays in the processor's cache. It lies in one page of any machine.
+const BLOCK: u64 = 4096;
+
+/// Memory for a block, so that not every comparison has to initialise some.
+pub(super) type Scratch = [u8; BLOCK as usize];
+
+/// The parts of a range in each page.
+fn blocks(address: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = address + len;
+    let next = move |at: u64| (at < end).then(|| (at, end.min((at / BLOCK + 1) * BLOCK)));
+    std::iter::successors(next(address), move |(_, until)| next(*until)).map(|(from, until)| (from, until - from))
+}
+
 /// Copies memory of this process to `to`. Returns `false` if a part of it is not readable.
-///
-/// The kernel copies, so memory that the program unmaps or writes at the same time does no harm.
 pub(super) fn read(address: u64, to: &mut [u8]) -> bool {
-    let mut done = 0;
-    while done < to.len() {
-        let local = libc::iovec { iov_base: to[done..].as_mut_ptr().cast(), iov_len: to.len() - done };
-        let remote = libc::iovec { iov_base: (address as usize + done) as *mut libc::c_void, iov_len: to.len() - done };
-        match copy(&local, &[remote]) {
-            Ok(0) | Err(()) => return false,
-            Ok(count) => done += count,
+    let len = to.len() as u64;
+    blocks(address, len).all(|(at, len)| {
+        let from = (at - address) as usize;
+        is_page_readable(at) && {
+            read_page(at, &mut to[from..from + len as usize]);
+            true
+        }
+    })
+}
+
+/// Compares memory of this process with `expected`, and copies it there. Returns the offset of the first difference.
+///
+/// Memory that is not readable is not compared. With `is_readable` the caller has checked that.
+pub(super) fn update(address: u64, expected: &mut [u8], is_readable: bool, scratch: &mut Scratch) -> Option<usize> {
+    let mut first = None;
+    for (at, len) in blocks(address, expected.len() as u64) {
+        if !is_readable && !is_page_readable(at) {
+            continue;
+        }
+        let from = (at - address) as usize;
+        let (expected, found) = (&mut expected[from..from + len as usize], &mut scratch[..len as usize]);
+        read_page(at, found);
+        if expected != found {
+            first = first.or_else(|| {
+                let differs = |(expected, found): (&u8, &u8)| expected != found;
+                expected.iter().zip(found.iter()).position(differs).map(|offset| from + offset)
+            });
+            expected.copy_from_slice(found);
         }
     }
-    true
+    first
 }
 
-/// Whether the first and the last byte of a range are readable.
+/// Whether all pages of a range are readable.
 pub(crate) fn is_readable(address: u64, len: u64) -> bool {
-    if len == 0 {
-        return true;
-    }
-    let mut bytes = [0_u8; 2];
-    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 2 };
-    let ends = [address, address + (len - 1)];
-    let remote = ends.map(|at| libc::iovec { iov_base: at as usize as *mut libc::c_void, iov_len: 1 });
-    copy(&local, &remote) == Ok(2)
+    blocks(address, len).all(|(at, _)| is_page_readable(at))
 }
 
-/// Copies memory of this process. A kernel or a sandbox that refuses the call counts as if all memory were readable and zero.
-fn copy(local: &libc::iovec, remote: &[libc::iovec]) -> Result<usize, ()> {
-    // SAFETY: `local` describes bytes that the caller borrows mutably. The kernel checks the remote addresses.
-    let count =
-        unsafe { libc::process_vm_readv(libc::getpid(), local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
-    match usize::try_from(count) {
-        Ok(count) => Ok(count),
-        Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => Err(()),
-        Err(_) => Ok(local.iov_len),
-    }
+/// Reads memory in a page that was readable a moment ago.
+///
+/// A program that unmaps the page at this moment in another thread crashes, as it may without the checker.
+fn read_page(address: u64, to: &mut [u8]) {
+    // SAFETY: the page is readable. The program may write to it at the same time, so this reads atomically. `to` is borrowed
+    // mutably.
+    unsafe { rdma_sys::dma::read(address as usize as *const u8, to.as_mut_ptr(), to.len()) };
+}
+
+/// Whether the page of an address is readable.
+///
+/// `rt_sigprocmask(2)` reads a word of memory, and then fails because of its first argument. It is the fastest system call that
+/// reports a fault.
+fn is_page_readable(address: u64) -> bool {
+    const WORD: u64 = 8;
+    let word = (address & !(WORD - 1)) as usize;
+    // SAFETY: the kernel reads the word if it can, and changes nothing.
+    let result = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, -1, word, 0, WORD) };
+    result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
 #[cfg(test)]
@@ -73,6 +107,10 @@ mod tests {
         assert_eq!(second as u64, address + 4096);
         assert!(is_readable(address, 4096) && !is_readable(address, 4097));
         assert!(!read(address, &mut bytes));
+        bytes[9] = 1;
+        let mut scratch = [0; BLOCK as usize];
+        assert_eq!((update(address, &mut bytes, false, &mut scratch), bytes[9]), (Some(9), 0));
+        assert_eq!(update(address, &mut bytes, false, &mut scratch), None);
         // SAFETY: both pages are still mapped, and nothing refers to them.
         assert_eq!(unsafe { libc::munmap(address as usize as *mut libc::c_void, LEN) }, 0);
     }
