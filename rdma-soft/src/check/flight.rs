@@ -300,7 +300,7 @@ impl Checker {
     }
 
     /// Forgets work without verifying its memory.
-    fn forget(&mut self, id: u64) {
+    pub(crate) fn forget(&mut self, id: u64) {
         let flights = &mut self.flights;
         let Some(Work { posted, .. }) = flights.works.remove(&id) else { return };
         self.queues.completed(posted.cq);

@@ -5,7 +5,7 @@
 use rdma_sys::*;
 
 use super::cq::Cq;
-use super::host::{Identity, Shared};
+use super::host::{Identity, Queues, Shared};
 use super::keys::{Keys, access_flag};
 use super::qp::Qp;
 use super::queues::{Receive, ReceiveQueue, Task};
@@ -84,6 +84,15 @@ pub(crate) fn posted_receives(
                 }
             }
         }
+    });
+}
+
+/// Notes that the work of a queue pair is dropped, because it is reset or destroyed.
+pub(super) fn cleared(qp: u32, queues: &Queues) {
+    check::with(|check| {
+        // Receives that were taken from a shared queue do not go back there.
+        queues.active.iter().for_each(|receive| check.forget(receive.check));
+        check.cleared(Owner::Qp(qp));
     });
 }
 

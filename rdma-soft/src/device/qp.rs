@@ -11,7 +11,6 @@ use super::modify;
 use super::net_address::{Destination, packet_type};
 use super::observe;
 use super::queues::{ActiveReceives, Job, ReceiveQueue, SendQueue, Task};
-use crate::check::{self, Owner};
 use crate::transport::{
     Completion, Host, Outgoing, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time,
     UnreliableRequester, UnreliableResponder, Work,
@@ -438,7 +437,7 @@ impl Qp {
     fn reset(&mut self, shared: &mut Shared) {
         self.machine = Machine::None;
         let Identity { number, send_cq, recv_cq, cap, .. } = self.id;
-        check::with(|check| check.cleared(Owner::Qp(number)));
+        observe::cleared(number, &self.queues);
         self.queues.send.clear();
         self.queues.receive.posted.clear();
         self.queues.active = ActiveReceives::new();

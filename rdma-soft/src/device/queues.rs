@@ -262,6 +262,10 @@ impl ActiveReceives {
         self.receives.iter().find(|(of, _)| *of == id).map(|(_, receive)| receive)
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Receive> {
+        self.receives.iter().map(|(_, receive)| receive)
+    }
+
     pub(crate) fn remove(&mut self, id: ReceiveId) -> Option<Receive> {
         let place = self.receives.iter().position(|(of, _)| *of == id)?;
         Some(self.receives.swap_remove(place).1)

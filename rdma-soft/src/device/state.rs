@@ -13,10 +13,11 @@ use super::events::Events;
 use super::host::{Identity, Shared};
 use super::keys::{KeyHasher, Keys};
 use super::net_address::{address, route_header};
+use super::observe;
 use super::qp::Qp;
 use super::slab::Slab;
 use super::traffic::RECEIVED;
-use crate::check::{self, Owner};
+use crate::check;
 use crate::cm::MAD_QP;
 use crate::net::Origin;
 use crate::transport::Time;
@@ -99,7 +100,7 @@ impl State {
         }
         let Some(qp) = self.qps.remove(&number) else { return Err(libc::EINVAL) };
         let Identity { send_cq, recv_cq, srq, context, object, .. } = qp.id;
-        check::with(|check| check.cleared(Owner::Qp(number)));
+        observe::cleared(number, &qp.queues);
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
                 cq.remove_qp(number);

@@ -3,6 +3,7 @@
 mod keys;
 mod memory;
 mod queues;
+mod schedule;
 mod world;
 
 use rdma_sys::*;

@@ -83,6 +83,16 @@ impl World {
         }
     }
 
+    /// Resets both queue pairs, and connects them again.
+    pub(crate) fn reconnect(&self) {
+        for qp in self.qps {
+            let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..ibv_qp_attr::zeroed() };
+            // SAFETY: the queue pair exists.
+            assert_eq!(unsafe { ibv_modify_qp(qp, &mut attr, IBV_QP_STATE.0 as i32) }, 0);
+        }
+        self.connect();
+    }
+
     fn connect(&self) {
         let mut gid = ibv_gid { raw: [0; 16] };
         // SAFETY: the context and the queue pairs exist.

@@ -27,8 +27,8 @@ const ROBUST: &str = "rdma-tests";
 const CONNECTIONS: &str = "cm";
 
 /// Kinds of reports of the checker that tests cause on purpose. A report of any other kind fails the tests.
-const EXPECTED: &str = "suppress=overlap,unknown-key,key-range,key-access,cq-can-overrun,cq-overrun,unsignaled-full,\
-                        unacked-events,receiver-not-ready,receive-too-small,leaked";
+const EXPECTED: &str = "suppress=overlap,stale-key,unknown-key,key-range,key-domain,key-access,cq-can-overrun,cq-overrun,\
+                        unsignaled-full,unacked-events,receiver-not-ready,receive-too-small,leaked";
 
 /// The network between the tests' processes.
 #[derive(Clone, Copy, Default)]
