@@ -3,6 +3,9 @@
 #![deny(missing_docs)]
 
 mod class;
+mod registrations;
+
+pub use registrations::{RegisteredMemory, RegistrationCache, RegistrationError, RegistrationStatistics, SharedMemory};
 
 /// Bytes of the block that an allocation of `len` bytes takes, or `None` above 64 MiB.
 ///
