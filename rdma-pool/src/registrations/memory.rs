@@ -4,8 +4,8 @@
 ///
 /// # Safety
 ///
-/// While there are shared references to the value and no exclusive one, `bytes()` must return the same bytes at the same address, and
-/// nothing must write to them. Both hold for types without interior mutability that own their bytes.
+/// While there are shared references to the value and no exclusive one, `bytes()` must return the same bytes at the same
+/// address, and nothing must write to them. Both hold for types without interior mutability that own their bytes.
 pub unsafe trait SharedMemory: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&self) -> &[u8];

@@ -17,14 +17,14 @@ pub use memory::SharedMemory;
 
 /// Registrations of shared memory, kept for its next use.
 ///
-/// Registering memory for each message costs more than most messages. A `RegistrationCache` registers the bytes of an [`Arc`] on their
-/// first use and finds the registration again by the identity of the `Arc`. Addresses are no identity: an allocator reuses them. So
-/// caches that are keyed by addresses have to watch each `munmap(2)`, and send the wrong bytes when they miss one. This cache keeps a
-/// clone of the `Arc` instead. Nobody can free or change the bytes while they are registered.
+/// Registering memory for each message costs more than most messages. A `RegistrationCache` registers the bytes of an
+/// [`Arc`] on their first use, and finds the registration again by the identity of the `Arc`. Addresses are no identity: an
+/// allocator reuses them. A cache that is keyed by addresses has to watch each `munmap(2)`, and sends the wrong bytes when it
+/// misses one. This cache keeps a clone of the `Arc` instead, so nothing can free or change the bytes while they are registered.
 ///
-/// The cache is limited by bytes. It evicts the least recently used registration first, but none that is in use, which it is as
-/// long as a [`RegisteredMemory`] exists. When the kernel refuses to lock more memory (`ulimit -l`), the cache evicts registrations
-/// until it succeeds.
+/// The cache is limited by bytes. It evicts the least recently used registration first. A registration is in use as long as a
+/// [`RegisteredMemory`] of it exists, and is then never evicted. When the kernel refuses to lock more memory (`ulimit -l`), the
+/// cache evicts one registration after the other until it succeeds.
 ///
 /// Clones share one cache. The memory is registered for local reads only, so the device can send it but never write to it.
 ///

@@ -73,6 +73,7 @@ const LONG: [Long; 2] = [
             "raw_packets::",
             "receive_pool::",
             "refused_work::",
+            "registration_cache::",
             "shared_receives::",
             "unreliable::",
             "window_regions::",
