@@ -5,6 +5,8 @@
 mod class;
 mod registrations;
 
+#[cfg(feature = "bytes")]
+pub use registrations::{Payload, PayloadError};
 pub use registrations::{RegisteredMemory, RegistrationCache, RegistrationError, RegistrationStatistics, SharedMemory};
 
 /// Bytes of the block that an allocation of `len` bytes takes, or `None` above 64 MiB.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use rdma_pool::{RegistrationCache, RegistrationError};
+use bytes::Bytes;
+use rdma_pool::{Payload, PayloadError, RegistrationCache, RegistrationError};
 use rdma_safe::{Errno, Error, WcStatus};
 
 use crate::support::interposer::{Live, interposed};
@@ -153,4 +154,55 @@ fn empty_memory_is_refused() {
     let error = error_of(cache.register(&shared(1, 0)));
     assert!(matches!(error, RegistrationError::Register(Error::EmptyRegion)), "{error:?}");
     assert_eq!(cache.statistics().bytes, 0);
+}
+
+#[test]
+fn long_bytes_are_sent_in_place_and_short_ones_copied() {
+    let Some(soft) = interposed() else { return };
+    let pd = soft.pd_of_own_context();
+    let cache = RegistrationCache::new(&pd, 5000);
+    let long = Bytes::from(pattern(1, 3000)).slice(100..2500);
+    let copy = |len| pd.allocate(len);
+    let registered = match cache.payload(long.clone(), 1000, copy).unwrap() {
+        Payload::Registered(memory) => memory,
+        copied => panic!("{copied:?}"),
+    };
+    assert_eq!((registered.as_ptr(), registered.len()), (long.as_ptr(), 2400));
+    assert_eq!((soft.calls("ibv_reg_mr"), cache.statistics().bytes_in_use), (1, 2400));
+    match cache.payload(long.slice(..999), 1000, copy).unwrap() {
+        Payload::Copied(buffer) => assert_eq!(*buffer, pattern(1, 3000)[100..1099]),
+        registered => panic!("{registered:?}"),
+    }
+    let error = error_of(cache.payload(long.slice(..10), 1000, |_| pd.allocate(9)));
+    assert!(matches!(error, PayloadError::Copy(Error::OutOfBounds { .. })), "{error:?}");
+    let error = error_of(cache.payload(Bytes::from(vec![0; 2601]), 1000, copy));
+    let PayloadError::Register(RegistrationError::Full { in_use: 2400, .. }) = error else { panic!("{error:?}") };
+    let clone = registered.clone();
+    drop((registered, long));
+    assert_eq!(cache.statistics().bytes_in_use, 2400);
+    let mrs = soft.live().mrs;
+    drop(clone);
+    assert_eq!((mrs - soft.live().mrs, cache.statistics().bytes), (1, 0));
+}
+
+#[test]
+fn the_owner_of_bytes_is_dropped_after_the_last_use() {
+    let Some(soft) = interposed() else { return };
+    let cache = RegistrationCache::new(&soft.pd_of_own_context(), 5000);
+    let owner = shared(1, 64);
+    let memory = cache.register_bytes(Bytes::from_owner(Arc::clone(&owner))).unwrap();
+    drop(cache);
+    assert_eq!(Arc::strong_count(&owner), 2);
+    drop(memory);
+    assert_eq!((Arc::strong_count(&owner), soft.calls("ibv_dereg_mr")), (1, 1));
+}
+
+#[test]
+fn shared_bytes_have_an_identity() {
+    let Some(soft) = interposed() else { return };
+    let cache = RegistrationCache::new(&soft.pd_of_own_context(), 5000);
+    let bytes = Arc::new(Bytes::from(pattern(1, 64)));
+    drop(cache.register(&bytes).unwrap());
+    assert_eq!(*cache.register(&bytes).unwrap(), pattern(1, 64));
+    assert_eq!((soft.calls("ibv_reg_mr"), cache.statistics().hits), (1, 1));
 }

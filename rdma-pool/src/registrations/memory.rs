@@ -32,3 +32,11 @@ unsafe impl<const N: usize> SharedMemory for [u8; N] {
         self
     }
 }
+
+// SAFETY: the bytes belong to the reference-counted memory of the handle, and are immutable while a handle exists.
+#[cfg(feature = "bytes")]
+unsafe impl SharedMemory for bytes::Bytes {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}

@@ -1,5 +1,7 @@
 //! Registrations of memory that the program owns and shares.
 
+#[cfg(feature = "bytes")]
+mod handles;
 mod lru;
 mod memory;
 
@@ -13,6 +15,8 @@ use rdma_safe::{Access, Errno, Error, ProtectionDomain, RawMemoryRegion, Sge};
 
 use lru::{Failed, Lru};
 
+#[cfg(feature = "bytes")]
+pub use handles::{Payload, PayloadError};
 pub use memory::SharedMemory;
 
 /// Registrations of shared memory, kept for its next use.
@@ -80,13 +84,8 @@ impl RegistrationCache {
         let inner = &*self.0;
         let bytes = owner.bytes();
         let register = || Region::new(&inner.pd, Arc::clone(owner));
-        match inner.regions.get(key(owner), bytes.len(), register, is_limit) {
-            Ok(region) => Ok(RegisteredMemory(region)),
-            Err(Failed::Full { pinned }) => {
-                Err(RegistrationError::Full { len: bytes.len(), in_use: pinned, limit: inner.regions.limit() })
-            }
-            Err(Failed::Make(error)) => Err(RegistrationError::Register(error)),
-        }
+        let region = inner.regions.get(key(owner), bytes.len(), register, is_limit);
+        region.map(RegisteredMemory).map_err(|failed| inner.error(failed, bytes.len()))
     }
 
     /// Deregisters the bytes of `owner` and drops the clone of it, unless they are in use. Returns whether it did.
@@ -136,6 +135,15 @@ impl fmt::Debug for RegistrationCache {
     }
 }
 
+impl Inner {
+    fn error(&self, failed: Failed<Error>, len: usize) -> RegistrationError {
+        match failed {
+            Failed::Full { pinned } => RegistrationError::Full { len, in_use: pinned, limit: self.regions.limit() },
+            Failed::Make(error) => RegistrationError::Register(error),
+        }
+    }
+}
+
 fn key<T: SharedMemory + ?Sized>(owner: &Arc<T>) -> Key {
     let bytes = owner.bytes();
     (Arc::as_ptr(owner).cast::<()>().addr(), bytes.as_ptr().addr(), bytes.len())
@@ -153,6 +161,9 @@ struct Region {
     /// Dropped after the region, and leaked if the device may still read the bytes.
     owner: ManuallyDrop<Box<dyn Send + Sync>>,
     bytes: *const [u8],
+    /// The part of the limit of a region that is not in the cache. Given back last.
+    #[cfg(feature = "bytes")]
+    lease: Option<handles::Lease>,
 }
 
 // SAFETY: the bytes belong to the owner, which may be used and dropped by any thread, and are only read.
@@ -167,7 +178,13 @@ impl Region {
         // the `Arc` has shared references only (`SharedMemory`), which holds as long as this clone of it exists. It is dropped
         // after the region has been deregistered successfully.
         let region = unsafe { pd.register_raw(bytes.cast::<u8>().cast_mut(), bytes.len(), Access::empty())? };
-        Ok(Region { region: Some(region), owner: ManuallyDrop::new(Box::new(owner)), bytes })
+        Ok(Region {
+            region: Some(region),
+            owner: ManuallyDrop::new(Box::new(owner)),
+            bytes,
+            #[cfg(feature = "bytes")]
+            lease: None,
+        })
     }
 }
 
