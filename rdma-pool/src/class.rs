@@ -19,11 +19,17 @@ pub(crate) fn of(len: usize) -> Option<usize> {
     if len > MAX {
         return None;
     }
-    // The two bits below the leading one of `len - 1` select the quarter. Sizes that are a class belong to the quarter that they end.
+    // The two bits below the leading one of `len - 1` select the quarter. A class ends its quarter.
     let last = len - 1;
     let power = last.ilog2();
     let quarter = (last >> (power - 2)) & 3;
     Some(4 * (power - MIN.trailing_zeros()) as usize + quarter + 1)
+}
+
+/// The class whose blocks have exactly `capacity` bytes.
+#[inline(always)]
+pub(crate) fn of_block(capacity: usize) -> Option<usize> {
+    of(capacity).filter(|class| size(*class) == capacity)
 }
 
 /// Bytes of a block of `class`, which must be less than [`COUNT`].
@@ -40,6 +46,7 @@ mod tests {
     fn each_class_holds_its_size_and_nothing_more() {
         for class in 0..COUNT {
             assert_eq!(of(size(class)), Some(class));
+            assert_eq!((of_block(size(class)), of_block(size(class) - 1)), (Some(class), None));
             let next = (class + 1 < COUNT).then_some(class + 1);
             assert_eq!(of(size(class) + 1), next);
         }
