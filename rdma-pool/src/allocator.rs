@@ -73,25 +73,29 @@ pub(crate) struct Usage {
 }
 
 impl<B: Block, S: Source<B>> Allocator<B, S> {
-    /// Makes the arenas of the budgets. The common heap grows to `common` bytes by `step` bytes at a time.
-    pub(crate) fn new(source: S, shares: [usize; BUDGETS], common: usize, step: usize) -> Result<Self, S::Error> {
-        let mut heaps = Vec::with_capacity(HEAPS);
-        for share in shares {
-            let mut heap = Heap::new(share);
-            if share > 0 {
-                heap.add(source.arena(share)?);
-            }
-            heaps.push(heap);
-        }
-        heaps.push(Heap::new(common));
+    /// An allocator without memory. The common heap grows to `common` bytes by `step` bytes at a time.
+    pub(crate) fn new(source: S, shares: [usize; BUDGETS], common: usize, step: usize) -> Self {
         let state = State {
-            heaps,
+            heaps: shares.into_iter().chain([common]).map(Heap::new).collect(),
             queues: Queues::new(BUDGETS),
             caches: Vec::new(),
             used: [0; HEAPS],
             counts: Counts::default(),
         };
-        Ok(Allocator { state: Mutex::new(state), waiting: AtomicUsize::new(0), step: Mutex::new(step), source })
+        Allocator { state: Mutex::new(state), waiting: AtomicUsize::new(0), step: Mutex::new(step), source }
+    }
+
+    /// Makes the arenas of the shares, once.
+    pub(crate) fn reserve(&self) -> Result<(), S::Error> {
+        let mut state = lock(&self.state);
+        for heap in 0..BUDGETS {
+            let share = state.heaps[heap].growth();
+            if share > 0 {
+                let arena = self.source.arena(share, heap)?;
+                state.heaps[heap].add(arena);
+            }
+        }
+        Ok(())
     }
 
     /// A cache for a thread. [`Allocator::retire`] must get it when the thread ends.
@@ -286,7 +290,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         if room < len {
             let released = lock(&self.state).heaps[COMMON].release(len);
             // Frees the arenas without the lock.
-            drop(released);
+            released.into_iter().for_each(Block::free);
             room = lock(&self.state).heaps[COMMON].growth();
         }
         if room < len {
@@ -295,7 +299,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let wanted = (*step).max(len).min(room);
         let mut tried = wanted;
         let arena = loop {
-            match self.source.arena(tried) {
+            match self.source.arena(tried, COMMON) {
                 Ok(arena) => break arena,
                 Err(error) if !S::is_limit(&error) || tried == len => return Err(error),
                 Err(_) => tried = (tried / 2).max(len),

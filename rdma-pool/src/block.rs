@@ -16,6 +16,9 @@ pub(crate) trait Block: Send + Sized {
 
     /// Joins the block with `next`, which starts where this block ends, in the same arena.
     fn join(self, next: Self) -> Self;
+
+    /// Frees the block, which is a whole arena.
+    fn free(self);
 }
 
 /// Makes arenas.
@@ -23,8 +26,8 @@ pub(crate) trait Source<B> {
     /// Why there is no arena.
     type Error;
 
-    /// Makes an arena of at least `len` bytes. Longer arenas are the result of rounding.
-    fn arena(&self, len: usize) -> Result<B, Self::Error>;
+    /// Makes an arena of `len` bytes for a heap.
+    fn arena(&self, len: usize, heap: usize) -> Result<B, Self::Error>;
 
     /// Whether a shorter arena may succeed after this error.
     fn is_limit(error: &Self::Error) -> bool;

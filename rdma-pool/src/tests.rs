@@ -53,6 +53,8 @@ impl Block for Range {
         assert_eq!((self.arena, self.start + self.len), (next.arena, next.start));
         Range::new(self.arena, self.start, self.len + next.len, Arc::clone(&self.alive))
     }
+
+    fn free(self) {}
 }
 
 /// Makes ranges, until a limit in bytes like that of locked memory.
@@ -75,7 +77,7 @@ impl Ranges {
 impl Source<Range> for Ranges {
     type Error = Locked;
 
-    fn arena(&self, len: usize) -> Result<Range, Locked> {
+    fn arena(&self, len: usize, _: usize) -> Result<Range, Locked> {
         if self.alive.load(Ordering::Relaxed) + len > self.locked {
             return Err(Locked);
         }
@@ -89,6 +91,13 @@ impl Source<Range> for Ranges {
 }
 
 pub(crate) type Ranged = Allocator<Range, Ranges>;
+
+/// A pool with the given shares, common memory and step, in bytes.
+pub(crate) fn pool(source: Ranges, shares: [usize; BUDGETS], common: usize, step: usize) -> Ranged {
+    let pool = Ranged::new(source, shares, common, step);
+    pool.reserve().unwrap();
+    pool
+}
 
 pub(crate) const CONTROL: usize = 0;
 pub(crate) const RECEIVE: usize = 1;
@@ -135,7 +144,7 @@ pub(crate) fn used(of: &Ranged) -> usize {
 
 #[test]
 fn a_block_comes_back_to_the_thread_that_returned_it() {
-    let pool = Ranged::new(Ranges::new(usize::MAX), [4096; BUDGETS], 0, 4096).unwrap();
+    let pool = self::pool(Ranges::new(usize::MAX), [4096; BUDGETS], 0, 4096);
     let thread = Thread::new(&pool);
     let first = thread.get(SEND, 100).unwrap();
     assert_eq!((first.0.capacity(), first.1), (112, SEND));
@@ -149,7 +158,7 @@ fn a_block_comes_back_to_the_thread_that_returned_it() {
 #[test]
 fn sends_that_drain_the_pool_leave_the_receives_their_share() {
     // The same load with one budget for all stalls: `receives_stall_without_a_share_of_their_own`.
-    let pool = Ranged::new(Ranges::new(usize::MAX), [0, 4 * 4096, 0, 0], 1 << 20, 1 << 16).unwrap();
+    let pool = self::pool(Ranges::new(usize::MAX), [0, 4 * 4096, 0, 0], 1 << 20, 1 << 16);
     let thread = Thread::new(&pool);
     // The sizes leave no common byte.
     let mut sends = Vec::new();
@@ -170,7 +179,7 @@ fn sends_that_drain_the_pool_leave_the_receives_their_share() {
 
 #[test]
 fn receives_stall_without_a_share_of_their_own() {
-    let pool = Ranged::new(Ranges::new(usize::MAX), [0; BUDGETS], 1 << 16, 1 << 16).unwrap();
+    let pool = self::pool(Ranges::new(usize::MAX), [0; BUDGETS], 1 << 16, 1 << 16);
     let thread = Thread::new(&pool);
     let receive = thread.get(RECEIVE, 4096).unwrap();
     let mut sends: Vec<_> = std::iter::from_fn(|| thread.get(SEND, 4096)).collect();
@@ -183,7 +192,7 @@ fn receives_stall_without_a_share_of_their_own() {
 
 #[test]
 fn the_step_shrinks_near_the_limit_of_locked_memory() {
-    let pool = Ranged::new(Ranges::new(200 << 10), [0; BUDGETS], 1 << 30, 128 << 10).unwrap();
+    let pool = self::pool(Ranges::new(200 << 10), [0; BUDGETS], 1 << 30, 128 << 10);
     let thread = Thread::new(&pool);
     let blocks: Vec<_> = std::iter::from_fn(|| thread.get(SEND, 8 << 10)).collect();
     assert_eq!(blocks.len(), 200 / 8);
@@ -194,7 +203,7 @@ fn the_step_shrinks_near_the_limit_of_locked_memory() {
 
 #[test]
 fn free_blocks_of_a_thread_serve_another_thread_and_other_sizes() {
-    let pool = Ranged::new(Ranges::new(usize::MAX), [0; BUDGETS], 64 << 10, 64 << 10).unwrap();
+    let pool = self::pool(Ranges::new(usize::MAX), [0; BUDGETS], 64 << 10, 64 << 10);
     let (idle, other) = (Thread::new(&pool), Thread::new(&pool));
     let blocks: Vec<_> = std::iter::from_fn(|| idle.get(CONTROL, 4096)).collect();
     assert_eq!(blocks.len(), 16);
@@ -208,7 +217,7 @@ fn free_blocks_of_a_thread_serve_another_thread_and_other_sizes() {
 #[test]
 fn free_arenas_make_room_for_a_longer_one() {
     let source = Ranges::new(usize::MAX);
-    let pool = Ranged::new(source.clone(), [0; BUDGETS], 1 << 20, 64 << 10).unwrap();
+    let pool = self::pool(source.clone(), [0; BUDGETS], 1 << 20, 64 << 10);
     assert_eq!(pool.largest(SEND), 1 << 20);
     let thread = Thread::new(&pool);
     let blocks: Vec<_> = std::iter::from_fn(|| thread.get(SEND, 64 << 10)).collect();
@@ -222,7 +231,7 @@ fn free_arenas_make_room_for_a_longer_one() {
 
 #[test]
 fn parts_of_a_block_return_one_by_one() {
-    let pool = Ranged::new(Ranges::new(usize::MAX), [0, 0, 4096, 0], 0, 4096).unwrap();
+    let pool = self::pool(Ranges::new(usize::MAX), [0, 0, 4096, 0], 0, 4096);
     let thread = Thread::new(&pool);
     let (block, heap) = thread.get(SEND, 4096).unwrap();
     let (head, tail) = block.split(1000);
@@ -235,7 +244,7 @@ fn parts_of_a_block_return_one_by_one() {
 #[test]
 fn a_thread_that_ends_gives_back_its_blocks_and_a_pool_frees_what_threads_keep() {
     let source = Ranges::new(usize::MAX);
-    let pool = Ranged::new(source.clone(), [4096; BUDGETS], 0, 4096).unwrap();
+    let pool = self::pool(source.clone(), [4096; BUDGETS], 0, 4096);
     let ended = Thread::new(&pool);
     let block = ended.get(SEND, 4096).unwrap();
     ended.put(block);

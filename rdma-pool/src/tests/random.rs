@@ -7,7 +7,7 @@ use super::*;
 /// Number of operations: 10⁷ in `cargo xtask soak`.
 fn operations() -> usize {
     let asked = std::env::var("RDMA_POOL_OPERATIONS").ok().and_then(|count| count.parse().ok());
-    asked.unwrap_or(if cfg!(miri) { 2000 } else { 200_000 })
+    asked.unwrap_or(if cfg!(miri) { 300 } else { 200_000 })
 }
 
 /// A generator of random numbers: xorshift64.
@@ -25,7 +25,7 @@ impl Random {
 #[test]
 fn random_operations_neither_overlap_nor_lose_a_byte() {
     let source = Ranges::new(40 << 20);
-    let pool = Ranged::new(source.clone(), [64 << 10, 1 << 20, 256 << 10, 0], 48 << 20, 1 << 20).unwrap();
+    let pool = super::pool(source.clone(), [64 << 10, 1 << 20, 256 << 10, 0], 48 << 20, 1 << 20);
     let threads: Vec<_> = (0..3).map(|_| Thread::new(&pool)).collect();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut live: Vec<(Range, usize)> = Vec::new();
@@ -33,7 +33,7 @@ fn random_operations_neither_overlap_nor_lose_a_byte() {
     let (mut bytes, mut refused) = (0, 0);
     for _ in 0..operations() {
         let thread = &threads[random.below(threads.len())];
-        if random.below(1000) < 501 + live.len().min(400) / 400 * 4 && !live.is_empty() {
+        if random.below(2) == 0 && !live.is_empty() {
             let found = live.swap_remove(random.below(live.len()));
             assert_eq!(places.remove(&found.0.place()), Some(found.0.capacity()));
             bytes -= found.0.capacity();

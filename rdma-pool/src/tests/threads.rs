@@ -27,7 +27,7 @@ impl Flag {
 
 /// A pool of 64 KiB for all, all of it in use.
 fn drained() -> (Ranged, Vec<(Range, usize)>) {
-    let pool = Ranged::new(Ranges::new(usize::MAX), [0; BUDGETS], 64 << 10, 64 << 10).unwrap();
+    let pool = super::pool(Ranges::new(usize::MAX), [0; BUDGETS], 64 << 10, 64 << 10);
     let thread = Thread::new(&pool);
     let blocks: Vec<_> = std::iter::from_fn(|| thread.get(SEND, 4096)).collect();
     drop(thread);
@@ -112,7 +112,7 @@ fn a_thread_that_waits_gets_the_blocks_of_an_idle_thread() {
 
 #[test]
 fn a_waiter_makes_the_heap_grow_when_arenas_become_free() {
-    let pool = Ranged::new(Ranges::new(usize::MAX), [0; BUDGETS], 64 << 10, 16 << 10).unwrap();
+    let pool = super::pool(Ranges::new(usize::MAX), [0; BUDGETS], 64 << 10, 16 << 10);
     let thread = Thread::new(&pool);
     let blocks: Vec<_> = std::iter::from_fn(|| thread.get(SEND, 16 << 10)).collect();
     assert_eq!(blocks.len(), 4);
@@ -125,7 +125,7 @@ fn a_waiter_makes_the_heap_grow_when_arenas_become_free() {
 #[test]
 fn blocks_that_other_threads_return_are_used_again() {
     let rounds = if cfg!(miri) { 200 } else { 20_000 };
-    let pool = Ranged::new(Ranges::new(usize::MAX), [0; BUDGETS], 256 << 10, 64 << 10).unwrap();
+    let pool = super::pool(Ranges::new(usize::MAX), [0; BUDGETS], 256 << 10, 64 << 10);
     let (sender, receiver) = mpsc::sync_channel::<(Range, usize)>(64);
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use super::ProviderMemory;
+use super::{Home, ProviderMemory};
 use crate::error::HugePagesError;
 use crate::{Errno, Error, Result};
 
@@ -80,6 +80,12 @@ pub unsafe trait Backing: Send + 'static {
 
     /// Memory of a provider that the bytes belong to. It is registered by a different verb.
     fn provider_memory(&self) -> Option<&ProviderMemory> {
+        None
+    }
+
+    /// The owner that gets the buffers of this memory when they are dropped, if it still exists. By default they are freed.
+    #[inline]
+    fn home(&self) -> Option<Home> {
         None
     }
 }
