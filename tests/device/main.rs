@@ -116,6 +116,7 @@ mod steering;
 mod support;
 mod tag_matching;
 mod unreliable;
+mod user_memory;
 mod window_regions;
 mod xrc;
 

@@ -141,43 +141,6 @@ impl Drop for Pages {
     }
 }
 
-/// The allocation of a boxed slice, without the uniqueness that moving a `Box` asserts.
-struct Boxed(NonNull<[u8]>);
-
-// SAFETY: the allocation is owned and not tied to a thread.
-unsafe impl Send for Boxed {}
-
-impl Drop for Boxed {
-    fn drop(&mut self) {
-        // SAFETY: made by `Box::into_raw` in `register_boxed`, and freed once.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
-// SAFETY: `Boxed` owns the allocation of a `Box<[u8]>`, which is initialised and does not move.
-unsafe impl Backing for Boxed {
-    fn address(&self) -> NonNull<u8> {
-        self.0.cast()
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
-
-impl crate::ProtectionDomain {
-    /// Registers existing bytes for local use, like [`ProtectionDomain::register`].
-    ///
-    /// # Errors
-    /// Like [`ProtectionDomain::register`]; the bytes are then dropped.
-    ///
-    /// [`ProtectionDomain::register`]: crate::ProtectionDomain::register
-    pub fn register_boxed(&self, bytes: Box<[u8]>) -> Result<crate::Buffer> {
-        // SAFETY: `Box::into_raw` never returns NULL.
-        self.register(Boxed(unsafe { NonNull::new_unchecked(Box::into_raw(bytes)) }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

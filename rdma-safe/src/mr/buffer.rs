@@ -89,6 +89,16 @@ impl Buffer {
         unsafe { ManuallyDrop::take(&mut this.0) }
     }
 
+    /// The region, to find out whether other parts of it exist.
+    pub(super) fn region_mut(&mut self) -> &mut Arc<Region> {
+        &mut self.0.region
+    }
+
+    /// The region of the dropped buffer.
+    pub(super) fn into_region(self) -> Arc<Region> {
+        self.into_part().region
+    }
+
     /// Frees the buffer even if its memory has a [home](super::Backing::home).
     pub fn free(self) {
         drop(self.into_part());

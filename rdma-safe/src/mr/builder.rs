@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use rdma_sys::*;
 
 use super::raw::Holder;
-use super::{Backing, Buffer, Dependencies, ExposedRegion, ProviderMemory, RawMemoryRegion, Region, Registration};
+use super::{Buffer, Dependencies, ExposedRegion, Memory, ProviderMemory, RawMemoryRegion, Region, Registration};
 use crate::dmah::DmaHandle;
 use crate::error::Verb;
 use crate::{Access, Errno, Error, ProtectionDomain, Result};
@@ -60,27 +60,26 @@ impl<'a> RegistrationBuilder<'a> {
     ///
     /// # Errors
     /// Like [`ProtectionDomain::register_with`]; see also [`RegistrationBuilder::dma_handle`].
-    pub fn register(self, backing: impl Backing) -> Result<Buffer> {
-        if self.access.intersects(Access::EXPOSING) {
-            return Err(Error::BufferAccess { access: self.access & Access::EXPOSING });
-        }
-        Region::new(self.with_local_write(), Box::new(backing), None).map(Buffer::whole)
+    pub fn register(self, memory: impl Memory) -> Result<Buffer> {
+        Ok(self.try_register(memory)?)
     }
 
     /// Like [`ProtectionDomain::expose`].
     ///
     /// # Errors
     /// Like [`ProtectionDomain::expose`]; see also [`RegistrationBuilder::dma_handle`].
-    pub fn expose(self, backing: impl Backing) -> Result<ExposedRegion> {
-        Region::new(self.with_local_write(), Box::new(backing), None).map(ExposedRegion::new)
+    pub fn expose(self, memory: impl Memory) -> Result<ExposedRegion> {
+        let region = Region::new(self.with_local_write(), Box::new(memory.into_backing()), None);
+        region.map(ExposedRegion::new).map_err(|(error, _)| error)
     }
 
     /// Like [`ProtectionDomain::expose_at`].
     ///
     /// # Errors
     /// Like [`ProtectionDomain::expose_at`]; see also [`RegistrationBuilder::dma_handle`].
-    pub fn expose_at(self, backing: impl Backing, iova: u64) -> Result<ExposedRegion> {
-        Region::new(self.with_local_write(), Box::new(backing), Some(iova)).map(ExposedRegion::new)
+    pub fn expose_at(self, memory: impl Memory, iova: u64) -> Result<ExposedRegion> {
+        let region = Region::new(self.with_local_write(), Box::new(memory.into_backing()), Some(iova));
+        region.map(ExposedRegion::new).map_err(|(error, _)| error)
     }
 
     /// Like [`ProtectionDomain::register_raw`].
@@ -133,7 +132,7 @@ impl<'a> RegistrationBuilder<'a> {
     }
 
     /// Adds local write access, for regions that own their memory.
-    fn with_local_write(mut self) -> Self {
+    pub(super) fn with_local_write(mut self) -> Self {
         self.access |= Access::LOCAL_WRITE;
         self
     }

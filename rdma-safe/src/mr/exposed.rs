@@ -51,7 +51,7 @@ use crate::{Error, ProtectionDomain, Result, bounds};
 /// # fn main() {}
 /// ```
 pub struct ExposedRegion {
-    region: Arc<Region>,
+    pub(super) region: Arc<Region>,
 }
 
 impl ExposedRegion {

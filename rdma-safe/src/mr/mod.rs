@@ -21,12 +21,14 @@ mod home;
 mod huge_pages;
 mod implicit;
 mod imported;
+mod memory;
 mod null;
 mod provider_memory;
 mod raw;
 mod remote;
 mod reregister;
 
+use std::any::TypeId;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -46,6 +48,7 @@ pub use exposed::ExposedRegion;
 pub use home::{Home, TakeBack};
 pub use huge_pages::{HugePages, PageKind};
 pub use imported::ImportedRegion;
+pub use memory::{Memory, ReclaimError, ReclaimReason, RegisterError};
 pub use null::NullRegion;
 pub use provider_memory::ProviderMemory;
 pub use raw::RawMemoryRegion;
@@ -228,6 +231,8 @@ pub(crate) struct Region {
     /// Address of the first byte for work requests and peers.
     iova: u64,
     backing: std::mem::ManuallyDrop<Box<dyn Backing>>,
+    /// Type of the backing.
+    type_id: TypeId,
 }
 
 // SAFETY: `Registration` is `Send`, and so is the backing, which is only dropped. The address is used by the owners of
@@ -238,7 +243,31 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Registers `backing` under the address `iova`, or under its own.
-    fn new(builder: RegistrationBuilder<'_>, backing: Box<dyn Backing>, iova: Option<u64>) -> Result<Arc<Self>> {
+    fn new<B: Backing>(
+        builder: RegistrationBuilder<'_>,
+        backing: Box<B>,
+        iova: Option<u64>,
+    ) -> Result<Arc<Self>, (Error, Box<B>)> {
+        let (address, len) = (backing.address(), backing.len());
+        // SAFETY: by the contract of `Backing`, the memory exists until the backing is dropped, which `drop` below does only after
+        // the registration is released. `Buffer` and `ExposedRegion` control access to the bytes.
+        let registration = match unsafe { Region::registration(builder, &*backing, iova) } {
+            Ok(registration) => registration,
+            Err(error) => return Err((error, backing)),
+        };
+        let iova = iova.unwrap_or(address.as_ptr() as u64);
+        let backing = std::mem::ManuallyDrop::new(backing as Box<dyn Backing>);
+        Ok(Arc::new(Region { registration, address, len, iova, backing, type_id: TypeId::of::<B>() }))
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`RegistrationBuilder::registration`] applies to the memory.
+    unsafe fn registration(
+        builder: RegistrationBuilder<'_>,
+        backing: &dyn Backing,
+        iova: Option<u64>,
+    ) -> Result<Registration> {
         let (address, len, access) = (backing.address(), backing.len(), builder.access);
         if !(Access::all() - Access::RAW).contains(access) {
             // An access flag unknown to this crate might let peers access memory behind a slice.
@@ -247,12 +276,8 @@ impl Region {
         // The device accesses the memory by address alone, so its provenance is exposed once.
         let _ = address.as_ptr().expose_provenance();
         let range = Range { address: address.as_ptr(), len, iova, of: backing.provider_memory() };
-        // SAFETY: by the contract of `Backing`, the memory exists until the backing is dropped, which `drop` below does
-        // only after the registration is released. `Buffer` and `ExposedRegion` control access to the bytes.
-        let registration = unsafe { builder.registration(range)? };
-        let iova = iova.unwrap_or(address.as_ptr() as u64);
-        let backing = std::mem::ManuallyDrop::new(backing);
-        Ok(Arc::new(Region { registration, address, len, iova, backing }))
+        // SAFETY: the caller's contract is the same.
+        unsafe { builder.registration(range) }
     }
 
     #[inline]
@@ -284,14 +309,15 @@ impl ProtectionDomain {
 
     /// Registers memory for local use: `ibv_reg_mr(3)` with local write access.
     ///
-    /// Local use means sends, receives, and the local side of writes and reads.
+    /// Local use means sends, receives, and the local side of writes and reads. [`Buffer::into_memory`] returns the memory,
+    /// which may be a `Vec<u8>` or any other [`Memory`]. [`ProtectionDomain::try_register`] returns it if it cannot be registered.
     ///
     /// # Errors
     /// [`Error::RegisterMemory`], with `ENOMEM` when the limit of locked memory (`ulimit -l`) is too small;
     /// [`Error::EmptyRegion`].
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register(&self, backing: impl Backing) -> Result<Buffer> {
-        self.register_with(backing, Access::empty())
+    pub fn register(&self, memory: impl Memory) -> Result<Buffer> {
+        self.register_with(memory, Access::empty())
     }
 
     /// Like [`ProtectionDomain::register`], with additional access flags.
@@ -301,8 +327,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`Error::BufferAccess`] for flags that grant remote access; the errors of [`ProtectionDomain::register`].
-    pub fn register_with(&self, backing: impl Backing, access: Access) -> Result<Buffer> {
-        self.registration(access).register(backing)
+    pub fn register_with(&self, memory: impl Memory, access: Access) -> Result<Buffer> {
+        self.registration(access).register(memory)
     }
 
     /// Registers memory that peers may access according to `access`: `ibv_reg_mr(3)`.
@@ -336,8 +362,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// Like [`ProtectionDomain::register`].
-    pub fn expose(&self, backing: impl Backing, access: Access) -> Result<ExposedRegion> {
-        self.registration(access).expose(backing)
+    pub fn expose(&self, memory: impl Memory, access: Access) -> Result<ExposedRegion> {
+        self.registration(access).expose(memory)
     }
 
     /// Like [`ProtectionDomain::expose`], but peers use the address `iova` for the first byte: `ibv_reg_mr_iova(3)`.
@@ -349,8 +375,8 @@ impl ProtectionDomain {
     /// Like [`ProtectionDomain::register`]; [`Error::Verb`], also with `EINVAL` unless `iova` and the memory have the
     /// same offset within a page of 4096 bytes ([`Pages`] start at offset 0), or if the addresses would wrap.
     #[doc(alias = "ibv_reg_mr_iova")]
-    pub fn expose_at(&self, backing: impl Backing, iova: u64, access: Access) -> Result<ExposedRegion> {
-        self.registration(access).expose_at(backing, iova)
+    pub fn expose_at(&self, memory: impl Memory, iova: u64, access: Access) -> Result<ExposedRegion> {
+        self.registration(access).expose_at(memory, iova)
     }
 
     /// Registers memory that the caller owns: `ibv_reg_mr(3)` with exactly `access`.

@@ -1,0 +1,121 @@
+//! Memory of the user's own that is registered, and comes back.
+
+use std::fs::File;
+
+use rdma_safe::mr::{Memory, Pages, ReclaimReason};
+use rdma_safe::{Access, Endpoint, Error, ProtectionDomain, RemoteMemory, Work};
+
+use crate::support::link::connected;
+use crate::support::{DEADLINE, device, error_of, filled, pattern};
+
+/// Sends registered memory, changes it by a receive, and takes it back.
+fn there_and_back<M: Memory>(pd: &ProtectionDomain, ends: &mut (Endpoint, Endpoint), memory: M, expected: &[u8]) -> M {
+    let (a, b) = ends;
+    let buffer = pd.register(memory).unwrap();
+    assert_eq!(*buffer, *expected);
+    b.receive(pd.allocate(expected.len()).unwrap()).unwrap();
+    a.send(buffer).unwrap();
+    let arrived = b.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+    assert!(*arrived == *expected, "the bytes arrived changed");
+    let mut reply = arrived;
+    reply.reverse();
+    let buffer = a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+    a.receive(buffer).unwrap();
+    b.send(reply).unwrap();
+    let buffer = a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+    assert!(b.wait(DEADLINE).unwrap().ok().is_ok());
+    buffer.into_memory().unwrap()
+}
+
+#[test]
+fn memory_of_the_user_is_sent_in_place_and_comes_back() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let mut ends = connected(rdma.endpoint(&pd));
+    let bytes = pattern(1, 5000);
+    let reversed: Vec<u8> = bytes.iter().rev().copied().collect();
+
+    let mut vec = Vec::with_capacity(10_000);
+    vec.extend_from_slice(&bytes);
+    let address = vec.as_ptr();
+    let vec = there_and_back(&pd, &mut ends, vec, &bytes);
+    assert_eq!((vec.as_ptr(), vec.capacity()), (address, 10_000), "the same allocation");
+    assert!(vec == reversed);
+
+    let boxed = there_and_back(&pd, &mut ends, bytes.clone().into_boxed_slice(), &bytes);
+    assert!(*boxed == *reversed);
+}
+
+#[cfg(not(miri))]
+#[test]
+fn a_mapped_file_is_written_by_the_device() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let mut ends = connected(rdma.endpoint(&pd));
+    let bytes = pattern(2, 5000);
+    let path = std::env::temp_dir().join(format!("rdma-mapped-{}", std::process::id()));
+    std::fs::write(&path, &bytes).unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    // SAFETY: only this test uses the file.
+    let map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+    let map = there_and_back(&pd, &mut ends, map, &bytes);
+    map.flush().unwrap();
+    let written = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(written.iter().eq(bytes.iter().rev()));
+}
+
+#[test]
+fn memory_comes_back_only_after_its_last_use() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let (mut a, mut b) = connected(rdma.endpoint(&pd));
+    let bytes = pattern(3, 3000);
+    let (head, tail) = pd.register(bytes.clone()).unwrap().into_split(1000).unwrap();
+    a.receive(head).unwrap();
+    let in_flight = error_of(tail.into_memory::<Vec<u8>>());
+    assert_eq!(in_flight.reason, ReclaimReason::InUse { others: 1 });
+    let tail = in_flight.part.unwrap();
+    b.send(filled(&pd, &bytes[..10])).unwrap();
+    assert!(b.wait(DEADLINE).unwrap().ok().is_ok());
+    let head = a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+    assert_eq!((head.len(), tail.len()), (10, 2000), "the parts are unchanged");
+
+    let other = error_of(head.into_memory::<Box<[u8]>>());
+    assert!(matches!(other.reason, ReclaimReason::OtherType { expected } if expected.contains("[u8]")), "{other}");
+    let mut whole = other.part.unwrap().join(tail).unwrap();
+    whole.set_len(5).unwrap();
+    whole.fill(9);
+    let vec = whole.into_memory::<Vec<u8>>().unwrap();
+    assert!(vec[..5] == [9; 5] && vec[5..] == bytes[5..], "the length of a buffer does not change the memory");
+}
+
+#[test]
+fn exposed_memory_comes_back_with_what_the_peer_wrote() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let (mut a, _b) = connected(rdma.endpoint(&pd).peer_access(Access::REMOTE));
+    let region = pd.expose(vec![0; 64], Access::REMOTE_WRITE).unwrap();
+    let remote: RemoteMemory = region.remote();
+    a.post(Work::write(filled(&pd, b"from the peer"), remote)).unwrap();
+    assert!(a.wait(DEADLINE).unwrap().ok().is_ok());
+    let vec: Vec<u8> = region.into_memory().unwrap();
+    assert_eq!((&vec[..13], vec.len()), (&b"from the peer"[..], 64));
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_returned() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let refused = pd.registration(Access::REMOTE_READ).try_register(vec![7; 100]).unwrap_err();
+    assert!(matches!(refused.error, Error::BufferAccess { access: Access::REMOTE_READ }), "{refused:?}");
+    assert_eq!(refused.memory, [7; 100]);
+    let unknown = Access::from_bits_retain(1 << 19);
+    let failed = pd.registration(unknown).try_register(refused.memory).unwrap_err();
+    assert!(matches!(failed.error, Error::RegisterMemory { len: 100, .. }), "{failed:?}");
+    assert_eq!(pd.register(failed.memory).unwrap().into_memory::<Vec<u8>>().unwrap(), [7; 100]);
+
+    let empty = pd.try_register(Vec::with_capacity(50)).unwrap_err();
+    assert!(matches!(empty.error, Error::EmptyRegion) && empty.memory.capacity() == 50, "{empty:?}");
+    assert!(pd.allocate(10).unwrap().into_memory::<Pages>().is_ok());
+}
