@@ -132,7 +132,7 @@ pub use endpoint::{
     Peer, ReceivePool, Work, WorkId,
 };
 pub use error::{Errno, Error, Result};
-pub use mr::{Access, Buffer, ExposedRegion, RawMemoryRegion, RemoteMemory};
+pub use mr::{Access, Buffer, ExposedRegion, Gather, RawMemoryRegion, RemoteMemory, SharedBuffer};
 pub use pd::ProtectionDomain;
 pub use port::{LinkLayer, Mtu, PortState};
 pub use post::{Inline, PostError, RecvBatch, Remote, SendBatch, SendFlags, SendOps, Sge, UdTarget, WorkRequest};

@@ -63,7 +63,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// Allocations of this thread while `body` runs.
-fn allocations(body: impl FnOnce()) -> u64 {
+pub(crate) fn allocations(body: impl FnOnce()) -> u64 {
     let before = ALLOCATIONS.get();
     body();
     ALLOCATIONS.get() - before

@@ -109,6 +109,7 @@ mod registration_cache;
 #[cfg(not(miri))]
 mod rping;
 mod shared_channel;
+mod shared_payloads;
 mod shared_receives;
 #[cfg(not(miri))]
 mod soft;

@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 
 use super::datagram::{DatagramSlots, Peer};
 use super::gates::Gates;
+use super::lists::add_list;
 use super::ring::{Kind, Ring};
 use super::work::{ATOMIC, Data, Verb};
 use super::{BatchError, Operation, Poster, Rejected, UnsignaledRun, Work, WorkId};
@@ -18,14 +19,14 @@ use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, S
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct Batch<'e> {
     /// Taken by `drop`, or by `post`, which ends the batch.
-    raw: ManuallyDrop<SendBatch<'e>>,
+    pub(super) raw: ManuallyDrop<SendBatch<'e>>,
     qp: &'e Shared,
-    sends: &'e mut Ring<Buffer>,
+    pub(super) sends: &'e mut Ring<Buffer>,
     /// Sequence number from which on no work can be added.
     limit: u64,
-    pd: &'e ProtectionDomain,
+    pub(super) pd: &'e ProtectionDomain,
     /// Value of `endpoint_run` once this batch is posted.
-    run: UnsignaledRun,
+    pub(super) run: UnsignaledRun,
     endpoint_run: &'e mut UnsignaledRun,
     /// Shut while this batch exists, and after it was forgotten.
     gates: &'e mut Gates,
@@ -90,12 +91,13 @@ impl Batch<'_> {
                     }
                     Ok(self.stage(Some(buffer), &verb, flags))
                 }
-                Err(error) => Err(Rejected { error, buffer: Some(buffer) }),
+                Err(error) => Err(Rejected { error, buffer: Some(buffer), list: None }),
             },
             Data::Inline(bytes) => match self.try_add_inline(&verb, bytes, imm, flags) {
                 Ok(()) => Ok(self.stage(None, &verb, flags)),
-                Err(error) => Err(Rejected { error, buffer: None }),
+                Err(error) => Err(Rejected { error, buffer: None, list: None }),
             },
+            Data::List(list) => self.add_list(verb, list, imm, flags),
         }
     }
 
@@ -136,11 +138,12 @@ impl Batch<'_> {
     }
 
     /// Checks that work could be posted if there were room. Builds its work request, then aborts it.
-    pub(super) fn validate(mut self, work: &Work<'_>) -> Result<(), PostError> {
+    pub(super) fn validate(mut self, work: &mut Work<'_>) -> Result<(), PostError> {
         let Work { verb, data, imm, flags } = work;
         let (len, capacity) = match data {
             Data::Buffer(buffer) => (buffer.len(), buffer.capacity()),
             Data::Inline(bytes) => (bytes.len(), bytes.len()),
+            Data::List(list) => (list.byte_len(), list.byte_len()),
         };
         verb.check(len, capacity, self.max_message)?;
         let wr = WorkRequest::new(0).with_flags(*flags);
@@ -150,17 +153,26 @@ impl Batch<'_> {
             Data::Buffer(buffer) => unsafe { add_buffer(&mut self.raw, wr, verb, *imm, verb.sge(buffer)) },
             // SAFETY: as above.
             Data::Inline(bytes) => unsafe { add_inline(&mut self.raw, wr, verb, *imm, Inline(bytes)) },
+            Data::List(list) => {
+                self.check_list(verb, list)?;
+                // SAFETY: as above.
+                unsafe { add_list(&mut self.raw, wr, verb, *imm, list.sges()) }
+            }
         }
     }
 
     /// Like [`Batch::add`], for a datagram endpoint.
     #[inline]
-    pub(super) fn add_datagram(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
-        if let Err(error) = self.try_add_datagram(&work, peer) {
-            return Err(Rejected { error, buffer: work.into_buffer() });
+    pub(super) fn add_datagram(&mut self, mut work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
+        if let Err(error) = self.try_add_datagram(&mut work, peer) {
+            return Err(work.reject(error));
         }
         let (verb, flags) = (work.verb, work.flags);
-        let id = self.stage(work.into_buffer(), &verb, flags);
+        let id = match work.data {
+            Data::Buffer(buffer) => self.stage(Some(buffer), &verb, flags),
+            Data::Inline(_) => self.stage(None, &verb, flags),
+            Data::List(list) => self.stage_list(list, &verb, flags),
+        };
         if let Some(slots) = &mut self.datagrams {
             slots.keep_handle(id.0, peer.handle());
         }
@@ -169,7 +181,7 @@ impl Batch<'_> {
 
     /// Adds a datagram to the work requests. The caller then keeps its buffer and address handle.
     #[inline]
-    fn try_add_datagram(&mut self, work: &Work<'_>, peer: &Peer) -> Result<(), PostError> {
+    fn try_add_datagram(&mut self, work: &mut Work<'_>, peer: &Peer) -> Result<(), PostError> {
         let Verb::Send = work.verb else { return Err(PostError::NotEnabled { op: work.verb.operations() }) };
         if !peer.is_of(self.pd) {
             return Err(PostError::ForeignPeer);
@@ -178,24 +190,36 @@ impl Batch<'_> {
             Data::Buffer(buffer) if !buffer.is_of(self.pd) => return Err(PostError::ForeignBuffer),
             Data::Buffer(buffer) => (buffer.len(), buffer.capacity()),
             Data::Inline(bytes) => (bytes.len(), bytes.len()),
+            Data::List(list) => {
+                self.check_list(&work.verb, list)?;
+                (list.byte_len(), list.byte_len())
+            }
         };
         let wr = self.prepare(&work.verb, len, capacity, work.flags)?;
         let to = peer.target();
         // SAFETY: for memory, see `try_add_buffer`. The address handle stays in its slot until the next send in that
         // slot, which follows the completion of this one, or until the queue pair is destroyed.
         unsafe {
-            match (&work.data, work.imm) {
+            match (&mut work.data, work.imm) {
                 (Data::Buffer(buffer), None) => self.raw.send_to(wr, to, buffer.sge()),
                 (Data::Buffer(buffer), Some(imm)) => self.raw.send_imm_to(wr, to, imm, buffer.sge()),
                 (Data::Inline(bytes), None) => self.raw.send_to(wr, to, Inline(bytes)),
                 (Data::Inline(bytes), Some(imm)) => self.raw.send_imm_to(wr, to, imm, Inline(bytes)),
+                (Data::List(list), None) => self.raw.send_to(wr, to, list.sges()),
+                (Data::List(list), Some(imm)) => self.raw.send_imm_to(wr, to, imm, list.sges()),
             }
         }
     }
 
     /// Checks room and lengths, and returns the header of the work request.
     #[inline(always)]
-    fn prepare(&self, verb: &Verb, len: usize, capacity: usize, flags: SendFlags) -> Result<WorkRequest, PostError> {
+    pub(super) fn prepare(
+        &self,
+        verb: &Verb,
+        len: usize,
+        capacity: usize,
+        flags: SendFlags,
+    ) -> Result<WorkRequest, PostError> {
         if self.sends.next_sequence() >= self.limit {
             return Err(self.sends.full_error(self.qp.number()));
         }
@@ -206,7 +230,7 @@ impl Batch<'_> {
 
     /// Whether work with these flags is signaled, by request or because the run of unsignaled sends is too long.
     #[inline(always)]
-    fn is_signaled(&self, flags: SendFlags) -> bool {
+    pub(super) fn is_signaled(&self, flags: SendFlags) -> bool {
         flags.contains(SendFlags::SIGNALED) || self.run.len + 1 >= self.max_unsignaled
     }
 
@@ -284,7 +308,7 @@ impl Batch<'_> {
 #[cold]
 #[inline(never)]
 fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError) -> BatchError {
-    let mut buffers = Vec::new();
+    let (mut buffers, mut lists) = (Vec::new(), Vec::new());
     let taken = match error {
         PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
         _ => None,
@@ -292,8 +316,12 @@ fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: Pos
     match taken {
         Some(posted) => {
             sends.commit_first(posted);
-            buffers.extend(std::iter::from_fn(|| sends.pop_staged()).flatten());
+            while let Some((buffer, list)) = sends.pop_staged() {
+                buffers.extend(buffer);
+                lists.extend(list);
+            }
             buffers.reverse();
+            lists.reverse();
         }
         None => sends.commit(),
     }
@@ -302,7 +330,7 @@ fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: Pos
         *poisoned = true;
         qp.fail();
     }
-    BatchError { error, buffers }
+    BatchError { error, buffers, lists }
 }
 
 impl Drop for Batch<'_> {

@@ -67,6 +67,8 @@ pub struct EndpointBuilder<'a> {
     init: InitOptions,
     send_depth: u32,
     recv_depth: u32,
+    send_sges: u32,
+    recv_sges: u32,
     pending_sends: u32,
     inline_data: u32,
     events: bool,
@@ -87,6 +89,8 @@ impl<'a> EndpointBuilder<'a> {
             init: InitOptions::default(),
             send_depth: 128,
             recv_depth: 128,
+            send_sges: 1,
+            recv_sges: 1,
             pending_sends: 0,
             inline_data: 0,
             events: false,
@@ -155,6 +159,20 @@ impl<'a> EndpointBuilder<'a> {
     /// Maximum number of receives that are posted and not yet polled; 128 by default.
     pub fn recv_depth(mut self, receives: u32) -> Self {
         self.recv_depth = receives;
+        self
+    }
+
+    /// Maximum number of elements of a [`Gather`](crate::Gather) that is sent, written or read into; 1 by default.
+    ///
+    /// The limit of the device is [`DeviceAttributes::max_sge`](crate::device::DeviceAttributes::max_sge).
+    pub fn send_sges(mut self, elements: u32) -> Self {
+        self.send_sges = elements.max(1);
+        self
+    }
+
+    /// Maximum number of elements of a [`Gather`](crate::Gather) that is received into; 1 by default.
+    pub fn recv_sges(mut self, elements: u32) -> Self {
+        self.recv_sges = elements.max(1);
         self
     }
 
@@ -495,9 +513,10 @@ impl<'a> EndpointBuilder<'a> {
             .inline_data(self.inline_data)
             // A batch may fill the ring.
             .max_batch(self.send_depth.max(1))
-            .max_recv_batch(if datagrams.is_some() { 1 } else { 0 })
+            .max_recv_batch(u32::from(datagrams.is_some() || self.recv_sges > 1))
+            .send_sges(self.send_sges)
             // Each datagram is preceded by its header.
-            .recv_sges(if datagrams.is_some() { 2 } else { 1 })
+            .recv_sges(self.recv_sges.saturating_add(u32::from(datagrams.is_some())))
             .classic(self.classic_post);
         let qp = match &self.pool {
             Some(pool) => qp.receives_of(pool.clone()),

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::cm::{Cause, CmError, ConnectError, Step};
+use crate::mr::{Gather, Piece};
 use crate::{Buffer, CompletionError, PostError, WcFlags, WcStatus};
 
 /// Identifies posted work of one endpoint.
@@ -70,8 +71,10 @@ pub struct Completion {
     pub status: WcStatus,
     /// Vendor-specific error code.
     pub vendor_error: u32,
-    /// The buffer; `None` for inline data. After a receive its length is the message length.
+    /// The buffer; `None` for inline data and lists. After a receive its length is the message length.
     pub buffer: Option<Buffer>,
+    /// The list of work that was posted with one. After a receive the lengths of its buffers are those of the parts of the message.
+    pub list: Option<Gather>,
     /// Number of bytes received, read, or written by the peer with immediate.
     pub byte_len: u32,
     /// Time of completion in ticks of the device's clock, with
@@ -160,6 +163,12 @@ impl Completion {
         Completion { status: WcStatus::GENERAL_ERR, extra, ..self }
     }
 
+    /// The buffer, or the buffers of the list.
+    pub(super) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
+        let listed = self.list.into_iter().flatten().filter_map(Piece::into_buffer);
+        self.buffer.into_iter().chain(listed)
+    }
+
     /// Returns the completion if it succeeded.
     ///
     /// # Errors
@@ -224,6 +233,8 @@ pub struct Rejected {
     /// `None` if the work had none, or if the provider may have it ([`PostError::MaybePosted`]).
     /// [`Endpoint::close`](crate::Endpoint::close) then returns it.
     pub buffer: Option<Buffer>,
+    /// The list of work that was to be posted with one. `None` as above.
+    pub list: Option<Gather>,
 }
 
 /// A batch that was posted only in part, or not at all.
@@ -235,6 +246,16 @@ pub struct BatchError {
     pub error: PostError,
     /// Buffers of the work that surely was not posted, in the order in which it was added.
     pub buffers: Vec<Buffer>,
+    /// Lists of the work that surely was not posted, in the order in which it was added.
+    pub lists: Vec<Gather>,
+}
+
+impl BatchError {
+    /// The error of a batch of one piece of work.
+    pub(super) fn single(self) -> Rejected {
+        let BatchError { error, mut buffers, mut lists } = self;
+        Rejected { error, buffer: buffers.pop(), list: lists.pop() }
+    }
 }
 
 impl From<FailedWork> for crate::Error {

@@ -10,6 +10,7 @@ mod completion;
 mod datagram;
 mod gates;
 mod keepalive;
+mod lists;
 mod methods;
 mod pending;
 mod poll;
@@ -28,6 +29,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::interface::{Any, Interface, Known};
+use crate::mr::Piece;
 use crate::qp::QueuePairAttributes;
 use crate::{
     Buffer, CompletionChannel, CompletionQueue, ConnectOptions, PollError, ProtectionDomain, QueuePair,
@@ -259,7 +261,7 @@ impl<I: Interface> Endpoint<I> {
         // Polls at most as many completions as the queue holds, in case the device keeps adding more.
         for _ in 0..=self.cq.capacity() {
             match self.poll() {
-                Ok(Some(done)) => buffers.extend(done.buffer),
+                Ok(Some(done)) => buffers.extend(done.into_buffers()),
                 Ok(None) | Err(_) => break,
             }
         }
@@ -313,7 +315,10 @@ impl Live {
     /// Buffers of all work that was not handed out. The queue pair must be destroyed first.
     fn take_buffers(&mut self) -> impl Iterator<Item = Buffer> + use<'_> {
         debug_assert!(self.destroyed);
-        self.sends.take_buffers().chain(self.receives.take_buffers())
+        let Live { sends, receives, .. } = self;
+        let listed: Vec<_> = sends.take_lists().chain(receives.take_lists()).collect();
+        let listed = listed.into_iter().flatten().filter_map(Piece::into_buffer);
+        sends.take_buffers().chain(receives.take_buffers()).chain(listed)
     }
 
     /// Destroys the queue pair, once.
@@ -327,7 +332,10 @@ impl Live {
         // `close` and `drop`, end the endpoint.
         let qp = unsafe { ManuallyDrop::take(&mut self.qp) };
         // The device may read and write the buffers for as long as the queue pair exists.
-        qp.destroy_or_keep(|| (self.take_buffers().collect::<Vec<_>>(), self.datagrams.take()))
+        qp.destroy_or_keep(|| {
+            let lists: Vec<_> = self.sends.take_lists().chain(self.receives.take_lists()).collect();
+            (lists, self.take_buffers().collect::<Vec<_>>(), self.datagrams.take())
+        })
     }
 }
 

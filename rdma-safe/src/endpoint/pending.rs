@@ -2,6 +2,7 @@
 
 use super::batch::{add_buffer, add_inline};
 use super::completion::{Rejected, WorkId};
+use super::lists::add_list;
 use super::poll::Outcome;
 use super::ring::Kind;
 use super::work::{ATOMIC, Data, Verb};
@@ -38,7 +39,7 @@ impl<'a> WorkParts<'a> {
     pub(super) fn of(work: &Work<'a>) -> Self {
         let inline = match work.data {
             Data::Inline(bytes) => bytes,
-            Data::Buffer(_) => &[],
+            Data::Buffer(_) | Data::List(_) => &[],
         };
         WorkParts { verb: work.verb, imm: work.imm, flags: work.flags, inline }
     }
@@ -86,11 +87,15 @@ impl<I: Interface> Poster<I> {
             return Err(rejected);
         }
         let WorkParts { verb, imm, flags, inline } = parts;
-        let data = rejected.buffer.map_or(Data::Inline(inline), Data::Buffer);
+        let data = match (rejected.buffer, rejected.list) {
+            (Some(buffer), _) => Data::Buffer(buffer),
+            (None, Some(list)) => Data::List(list),
+            (None, None) => Data::Inline(inline),
+        };
         let mut work = Work { verb, data, imm, flags };
         // Reports errors of the work now rather than when it is posted.
-        if let Err(error) = self.batch().and_then(|batch| batch.validate(&work)) {
-            return Err(Rejected { error, buffer: work.into_buffer() });
+        if let Err(error) = self.batch().and_then(|batch| batch.validate(&mut work)) {
+            return Err(work.reject(error));
         }
         if let (Data::Buffer(buffer), true) = (&mut work.data, verb.is_atomic()) {
             buffer.set_len_within(ATOMIC as u32);
@@ -99,18 +104,23 @@ impl<I: Interface> Poster<I> {
         let run = if self.run.end == sequence { self.run.len } else { 0 };
         let asked = flags.contains(SendFlags::SIGNALED);
         let signaled = asked || run + 1 >= self.settings.max_unsignaled;
-        let buffer = work.into_buffer();
-        let kind = Kind { operation: verb.operation(), signaled, silent: !asked && buffer.is_none() };
+        let silent = !asked && matches!(work.data, Data::Inline(_));
+        let kind = Kind { operation: verb.operation(), signaled, silent };
         let mut flags = flags;
         flags.set(SendFlags::SIGNALED, signaled);
         let slot = self.pending.as_mut().and_then(|pending| pending.slot(sequence));
         if slot.and_then(|slot| slot.put(verb, imm, flags, inline)).is_none() {
             // Cannot happen: there is a slot, and `validate` has checked the length of the inline data.
             let error = self.live.sends.full_error(self.live.qp.number());
-            return Err(Rejected { error, buffer });
+            return Err(work.reject(error));
         }
         self.run = UnsignaledRun { len: if signaled { 0 } else { run + 1 }, end: sequence + 1 };
-        self.live.sends.add_pending(buffer, kind);
+        let (buffer, list) = match work.data {
+            Data::Buffer(buffer) => (Some(buffer), None),
+            Data::List(list) => (None, Some(list)),
+            Data::Inline(_) => (None, None),
+        };
+        self.live.sends.add_pending(buffer, list, kind);
         // The gates stay shut while sends are pending, so no send overtakes them and each poll posts those that there is room for.
         self.open_gates();
         Ok(WorkId(sequence))
@@ -152,6 +162,11 @@ impl<I: Interface> Poster<I> {
             };
             let inline = inline.get(..*inline_len).unwrap_or(&[]);
             let wr = WorkRequest::new(sequence).with_flags(*flags);
+            if let Some(list) = self.live.sends.list_mut(sequence) {
+                // SAFETY: as below, and `validate` has checked that the work may access the memory of the list.
+                unsafe { add_list(&mut raw, wr, verb, *imm, list.sges())? };
+                continue;
+            }
             // SAFETY: the memory belongs to the buffer alone. The buffer is in the ring and stays there until the work
             // has completed or the queue pair is destroyed: an entry that may have been posted leaves the ring in no
             // other way. Inline data is copied during the call. For the peer's memory, see `Batch::try_add_buffer`.

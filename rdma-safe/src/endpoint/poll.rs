@@ -281,12 +281,19 @@ impl<I: Interface> Poster<I> {
             Some(done) => done,
             None => self.live.receives.pop()?,
         };
-        let Done { sequence, buffer, operation, mut outcome } = done;
-        if outcome.is_success() && matches!(operation, Operation::Read | Operation::Atomic) {
-            // Covers unsignaled work, for which the provider reported no length.
-            outcome.byte_len = buffer.as_ref().map_or(0, |buffer| buffer.len() as u32);
+        let Done { sequence, buffer, mut list, operation, mut outcome } = done;
+        match (&mut list, operation) {
+            _ if !outcome.is_success() => {}
+            (None, Operation::Read | Operation::Atomic) => {
+                // Covers unsignaled work, for which the provider reported no length.
+                outcome.byte_len = buffer.as_ref().map_or(0, |buffer| buffer.len() as u32);
+            }
+            (Some(list), Operation::Read) => outcome.byte_len = list.byte_len() as u32,
+            (Some(list), Operation::Receive) => outcome.byte_len = list.set_received(outcome.byte_len),
+            (Some(list), Operation::ReceiveWrite) => _ = list.set_received(0),
+            _ => {}
         }
-        Some(Completion::new(sequence, operation, buffer, outcome))
+        Some(Completion { list, ..Completion::new(sequence, operation, buffer, outcome) })
     }
 
     /// Stops posting: the provider no longer behaves as expected.
@@ -402,7 +409,7 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
     let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found, *peer_left));
     let known = if let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(id)) {
         slow.completion = slab.take(id).map(|mut buffer| {
-            let outcome = failed.unwrap_or_else(|| arrived(&mut buffer, &found, header));
+            let outcome = failed.unwrap_or_else(|| arrived(Some(&mut buffer), &found, header));
             Completion::new(id, outcome.operation.unwrap_or(Operation::Receive), Some(buffer), outcome)
         });
         Keepalive::count(keepalive);
@@ -410,8 +417,7 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
     } else if id & RECEIVE != 0 {
         let known = receives.complete(id, |slot| match (failed, &mut slot.buffer) {
             (Some(failed), _) => failed,
-            (None, Some(buffer)) => arrived(buffer, &found, header),
-            (None, None) => Outcome::DONE,
+            (None, buffer) => arrived(buffer.as_mut(), &found, header),
         });
         if let Some(datagrams) = datagrams.as_deref_mut().filter(|_| known && failed.is_none()) {
             datagrams.record_sender(id, &found);
@@ -446,8 +452,8 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
     if known { Ok(()) } else { Err(PollError::NotInFlight { wr_id: id }) }
 }
 
-/// Outcome of a successful receive whose payload follows `header` bytes. Sets the length of the buffer.
-fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>, header: u32) -> Outcome {
+/// Outcome of a successful receive whose payload follows `header` bytes. Sets the length of the buffer, unless there is a list.
+fn arrived(buffer: Option<&mut Buffer>, found: &WorkCompletion<'_>, header: u32) -> Outcome {
     let byte_len = found.byte_len().unwrap_or(0).saturating_sub(header);
     let mut outcome = Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE };
     let flags = found.flags();
@@ -456,12 +462,17 @@ fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>, header: u32) -> Outc
     }
     if found.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
         (outcome.operation, outcome.byte_len) = (Some(Operation::ReceiveWrite), byte_len);
-        buffer.set_len_within(0);
+        if let Some(buffer) = buffer {
+            buffer.set_len_within(0);
+        }
         return outcome;
     }
-    // `set_len_within` keeps the length within the capacity even if the provider reports more.
-    buffer.set_len_within(byte_len);
-    outcome.byte_len = buffer.len() as u32;
+    outcome.byte_len = byte_len;
+    if let Some(buffer) = buffer {
+        // `set_len_within` keeps the length within the capacity even if the provider reports more.
+        buffer.set_len_within(byte_len);
+        outcome.byte_len = buffer.len() as u32;
+    }
     outcome
 }
 
@@ -470,7 +481,7 @@ impl Completion {
     pub(super) fn new(sequence: u64, operation: Operation, buffer: Option<Buffer>, outcome: Outcome) -> Self {
         let Outcome { status, vendor_error, byte_len, extra, timestamp, .. } = outcome;
         let id = WorkId(sequence);
-        Completion { id, operation, status, vendor_error, buffer, byte_len, timestamp, extra }
+        Completion { id, operation, status, vendor_error, buffer, list: None, byte_len, timestamp, extra }
     }
 }
 

@@ -105,10 +105,10 @@ impl ReceivePool {
     #[inline]
     pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
         if self.poisoned {
-            return Err(Rejected { error: PostError::EndpointFailed, buffer: Some(buffer) });
+            return Err(Rejected { error: PostError::EndpointFailed, buffer: Some(buffer), list: None });
         }
         if !buffer.is_of(self.pd()) {
-            return Err(Rejected { error: PostError::ForeignBuffer, buffer: Some(buffer) });
+            return Err(Rejected { error: PostError::ForeignBuffer, buffer: Some(buffer), list: None });
         }
         let sge = buffer.short_whole_sge();
         let Some(slab) = self.srq.shared().slab() else { unreachable!("`new` has made the queue with a slab") };
@@ -116,7 +116,7 @@ impl ReceivePool {
         let ticket = match unsafe { slab.insert(&mut self.vacancies, buffer) } {
             Ok(ticket) => ticket,
             Err(buffer) => {
-                return Err(Rejected { error: PostError::QueueFull { posted: 0 }, buffer: Some(buffer) });
+                return Err(Rejected { error: PostError::QueueFull { posted: 0 }, buffer: Some(buffer), list: None });
             }
         };
         // SAFETY: the memory belongs to the buffer alone, which is in the slab. It stays there until a completion names
@@ -137,7 +137,7 @@ impl ReceivePool {
                 None
             }
         };
-        Rejected { error, buffer }
+        Rejected { error, buffer, list: None }
     }
 
     /// Number of receives that are posted and not completed. Scans the whole pool.

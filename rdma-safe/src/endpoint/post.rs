@@ -4,7 +4,7 @@ use super::gates::Gates;
 use super::pending::WorkParts;
 use super::ring::Kind;
 use super::work::Verb;
-use super::{Batch, BatchError, Poster, Rejected, Work, WorkId};
+use super::{Batch, Poster, Rejected, Work, WorkId};
 use crate::interface::Interface;
 use crate::post::{BufferPayload, SendOps};
 use crate::{Buffer, PostError, RemoteMemory, WorkRequest};
@@ -77,7 +77,7 @@ impl<I: Interface> Poster<I> {
             self.poison();
             None
         };
-        self.slow.rejected = Some(Rejected { error, buffer });
+        self.slow.rejected = Some(Rejected { error, buffer, list: None });
         0
     }
 
@@ -85,7 +85,7 @@ impl<I: Interface> Poster<I> {
     pub(super) fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
         let mut batch = match self.batch() {
             Ok(batch) => batch,
-            Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
+            Err(error) => return Err(work.reject(error)),
         };
         let parts = WorkParts::of(&work);
         let id = match batch.add(work) {
@@ -97,7 +97,7 @@ impl<I: Interface> Poster<I> {
         };
         match batch.post() {
             Ok(()) => Ok(id),
-            Err(BatchError { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
+            Err(unposted) => Err(unposted.single()),
         }
     }
 
@@ -167,7 +167,7 @@ impl<I: Interface> Poster<I> {
             self.poison();
             None
         };
-        self.slow.rejected = Some(Rejected { error, buffer });
+        self.slow.rejected = Some(Rejected { error, buffer, list: None });
         0
     }
 

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use super::Operation;
 use super::poll::Outcome;
 use crate::PostError;
+use crate::mr::Gather;
 
 /// A ring of entries with consecutive sequence numbers, allocated once.
 ///
@@ -25,18 +26,23 @@ pub(super) struct Ring<B> {
     /// The slots of `done` and `tail`. Slots are linked, so the fast path computes no index.
     done_slot: NonNull<Slot<B>>,
     tail_slot: NonNull<Slot<B>>,
-    capacity: u64,
+    capacity: u32,
     /// Maximum number of pending entries, in addition to `capacity`.
-    max_pending: u64,
+    max_pending: u32,
     /// `head + capacity`: the upper bound of `posted`.
     limit: u64,
     done: u64,
     tail: u64,
     /// Entries of a batch that is not posted yet. Always 0 while entries are pending.
-    staged: u64,
+    staged: u32,
     /// Entries that wait for room; `tail - staged - pending` is `posted`.
-    pending: u64,
+    pending: u32,
+    /// The list of each slot whose entry has one instead of a buffer. Allocated for the first of them.
+    lists: Option<Box<Lists>>,
 }
+
+/// Lists of a ring, indexed like its slots.
+struct Lists(Box<[Option<Gather>]>);
 
 /// A piece of work in the ring.
 pub(super) struct Slot<B> {
@@ -62,6 +68,7 @@ pub(super) struct Kind {
 pub(super) struct Done<B> {
     pub(super) sequence: u64,
     pub(super) buffer: Option<B>,
+    pub(super) list: Option<Gather>,
     pub(super) operation: Operation,
     pub(super) outcome: Outcome,
 }
@@ -103,18 +110,19 @@ impl<B> Ring<B> {
             // SAFETY: both are below the length, and nothing else refers to the slots.
             unsafe { (*first_slot.add(index).as_ptr()).next = first_slot.add((index + 1) & (slots.len() - 1)) }
         }
-        let (first, capacity) = (mark + 1, u64::from(capacity));
+        let first = mark + 1;
         Ring {
             slots,
             done_slot: first_slot,
             tail_slot: first_slot,
             capacity,
-            max_pending: max_pending.into(),
-            limit: first + capacity,
+            max_pending,
+            limit: first + u64::from(capacity),
             done: first,
             tail: first,
             staged: 0,
             pending: 0,
+            lists: None,
         }
     }
 
@@ -154,17 +162,16 @@ impl<B> Ring<B> {
     /// Maximum number of entries, without pending ones.
     #[inline(always)]
     pub(super) fn capacity(&self) -> u32 {
-        // Both constructors take 32-bit values.
-        self.capacity as u32
+        self.capacity
     }
 
     fn head(&self) -> u64 {
-        self.limit - self.capacity
+        self.limit - u64::from(self.capacity)
     }
 
     /// The sequence number of the next entry that is posted.
     pub(super) fn posted(&self) -> u64 {
-        self.tail - self.staged - self.pending
+        self.tail - u64::from(self.staged) - u64::from(self.pending)
     }
 
     /// Sequence number of the oldest entry in flight, or of the next entry if none is in flight.
@@ -176,20 +183,19 @@ impl<B> Ring<B> {
     /// Number of entries that were posted or are pending, and have not completed.
     #[inline]
     pub(super) fn in_flight(&self) -> u64 {
-        self.tail - self.staged - self.done
+        self.tail - u64::from(self.staged) - self.done
     }
 
     /// Number of entries that wait for room.
     #[inline]
     pub(super) fn pending(&self) -> u64 {
-        self.pending
+        self.pending.into()
     }
 
     /// Maximum number of pending entries.
     #[inline(always)]
     pub(super) fn max_pending(&self) -> u32 {
-        // Both constructors take 32-bit values.
-        self.max_pending as u32
+        self.max_pending
     }
 
     /// Whether there is an entry to hand out.
@@ -202,6 +208,12 @@ impl<B> Ring<B> {
     #[inline]
     pub(super) fn has_staged(&self) -> bool {
         self.staged != 0
+    }
+
+    /// Index of the slot of a sequence number.
+    fn index(&self, sequence: u64) -> usize {
+        // The first sequence number is `mark + 1`, whose slot is the first.
+        sequence.wrapping_sub(1) as usize & (self.slots.len() - 1)
     }
 
     /// Adds a posted entry with the number [`Ring::next_sequence`].
@@ -238,6 +250,32 @@ impl<B> Ring<B> {
         sequence
     }
 
+    /// Like [`Ring::push`], for an entry with a list. Returns its number.
+    pub(super) fn push_list(&mut self, list: Gather, kind: Kind) -> u64 {
+        let (sequence, index, slots) = (self.tail, self.index(self.tail), self.slots.len());
+        let lists = self.lists.get_or_insert_with(|| Box::new(Lists((0..slots).map(|_| None).collect())));
+        lists.0[index] = Some(list);
+        self.push(None, kind);
+        sequence
+    }
+
+    /// Like [`Ring::stage`], for an entry with a list.
+    pub(super) fn stage_list(&mut self, list: Gather, kind: Kind) -> u64 {
+        self.staged += 1;
+        self.push_list(list, kind)
+    }
+
+    /// The list of an entry, if it has one.
+    pub(super) fn list_mut(&mut self, sequence: u64) -> Option<&mut Gather> {
+        let index = self.index(sequence);
+        self.lists.as_mut()?.0.get_mut(index)?.as_mut()
+    }
+
+    fn take_list(&mut self, sequence: u64) -> Option<Gather> {
+        let index = self.index(sequence);
+        self.lists.as_mut()?.0.get_mut(index)?.take()
+    }
+
     /// Marks all staged entries as posted.
     #[inline(always)]
     pub(super) fn commit(&mut self) {
@@ -246,15 +284,15 @@ impl<B> Ring<B> {
 
     /// Marks the first `count` staged entries as posted.
     pub(super) fn commit_first(&mut self, count: u32) {
-        self.staged = self.staged.saturating_sub(count.into());
+        self.staged = self.staged.saturating_sub(count);
     }
 
-    /// Removes the newest staged entry, if there is any, and returns its buffer, if it has one.
-    pub(super) fn pop_staged(&mut self) -> Option<Option<B>> {
+    /// Removes the newest staged entry, if there is any, and returns its buffer or list, if it has one.
+    pub(super) fn pop_staged(&mut self) -> Option<(Option<B>, Option<Gather>)> {
         self.staged = self.staged.checked_sub(1)?;
         self.tail -= 1;
         self.tail_slot = self.slot_ptr(self.tail);
-        Some(self.slot(self.tail).buffer.take())
+        Some((self.slot(self.tail).buffer.take(), self.take_list(self.tail)))
     }
 
     /// Drops all staged entries.
@@ -349,16 +387,20 @@ impl<B> Ring<B> {
             let passed = kind.silent && outcome.is_success();
             self.limit += 1;
             if !passed {
-                return Some(Done { sequence, buffer, operation, outcome });
+                let list = self.take_list(sequence);
+                return Some(Done { sequence, buffer, list, operation, outcome });
             }
         }
         None
     }
 
     /// Adds a pending entry. The ring must be full with nothing staged, and one more entry may be pending.
-    pub(super) fn add_pending(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
+    pub(super) fn add_pending(&mut self, buffer: Option<B>, list: Option<Gather>, kind: Kind) -> u64 {
         debug_assert!((self.is_full() || self.pending > 0) && !self.has_staged() && self.pending < self.max_pending);
         self.pending += 1;
+        if let Some(list) = list {
+            return self.push_list(list, kind);
+        }
         let sequence = self.tail;
         self.push(buffer, kind);
         sequence
@@ -367,7 +409,7 @@ impl<B> Ring<B> {
     /// Number of pending entries that can be posted now, and the sequence number of the first.
     pub(super) fn postable(&self) -> (u64, u64) {
         let posted = self.posted();
-        (self.pending.min(self.limit.saturating_sub(posted)), posted)
+        (self.pending().min(self.limit.saturating_sub(posted)), posted)
     }
 
     /// The buffer of an entry.
@@ -387,7 +429,7 @@ impl<B> Ring<B> {
 
     /// Marks the first `count` pending entries as posted.
     pub(super) fn mark_posted(&mut self, count: u64) {
-        self.pending = self.pending.saturating_sub(count);
+        self.pending = self.pending().saturating_sub(count) as u32;
     }
 
     /// Completes all pending entries with `outcome`, unless earlier entries are still in flight.
@@ -406,6 +448,11 @@ impl<B> Ring<B> {
         (self.head()..self.tail).filter_map(|sequence| self.slot(sequence).buffer.take())
     }
 
+    /// Takes the lists of all entries.
+    pub(super) fn take_lists(&mut self) -> impl Iterator<Item = Gather> + use<'_, B> {
+        self.lists.iter_mut().flat_map(|lists| lists.0.iter_mut()).filter_map(Option::take)
+    }
+
     fn slot(&mut self, sequence: u64) -> &mut Slot<B> {
         // SAFETY: it points to one of the slots, and the returned reference is the only one to it.
         unsafe { self.slot_ptr(sequence).as_mut() }
@@ -413,8 +460,7 @@ impl<B> Ring<B> {
 
     /// The slot of a sequence number.
     fn slot_ptr(&self, sequence: u64) -> NonNull<Slot<B>> {
-        // The first sequence number is `mark + 1`, whose slot is the first.
-        let index = sequence.wrapping_sub(1) as usize & (self.slots.len() - 1);
+        let index = self.index(sequence);
         // SAFETY: the index is below the length, which is a power of two.
         unsafe { self.slots.cast().add(index) }
     }

@@ -1,6 +1,7 @@
 //! Work requests of an endpoint.
 
-use super::Operation;
+use super::{Operation, Rejected};
+use crate::mr::Gather;
 use crate::{Buffer, PostError, RemoteMemory, SendFlags, SendOps};
 
 /// Size of the operand of an atomic operation in bytes.
@@ -39,6 +40,7 @@ pub(super) enum Verb {
 pub(super) enum Data<'a> {
     Buffer(Buffer),
     Inline(&'a [u8]),
+    List(Gather),
 }
 
 impl<'a> Work<'a> {
@@ -51,6 +53,26 @@ impl<'a> Work<'a> {
     #[inline(always)]
     pub fn send(buffer: Buffer) -> Self {
         Work::new(Verb::Send, Data::Buffer(buffer))
+    }
+
+    /// Sends the bytes of several pieces of memory as one message.
+    ///
+    /// [`EndpointBuilder::send_sges`](crate::EndpointBuilder::send_sges) is the maximum number of elements.
+    #[inline(always)]
+    pub fn send_list(list: impl Into<Gather>) -> Self {
+        Work::new(Verb::Send, Data::List(list.into()))
+    }
+
+    /// Writes the bytes of several pieces of memory, one after another, to the start of `remote`.
+    #[inline(always)]
+    pub fn write_list(list: impl Into<Gather>, remote: RemoteMemory) -> Self {
+        Work::new(Verb::Write(remote), Data::List(list.into()))
+    }
+
+    /// Reads from the start of `remote` into several pieces of memory. The sum of their lengths is the number of bytes.
+    #[inline(always)]
+    pub fn read_list(list: impl Into<Gather>, remote: RemoteMemory) -> Self {
+        Work::new(Verb::Read(remote), Data::List(list.into()))
     }
 
     /// Sends bytes that are copied during posting; see
@@ -140,12 +162,13 @@ impl<'a> Work<'a> {
         Work::new(verb, Data::Buffer(buffer))
     }
 
-    /// Returns the buffer of work that is not posted.
+    /// Returns the memory of work that is not posted.
     #[inline(always)]
-    pub(super) fn into_buffer(self) -> Option<Buffer> {
+    pub(super) fn reject(self, error: PostError) -> Rejected {
         match self.data {
-            Data::Buffer(buffer) => Some(buffer),
-            Data::Inline(_) => None,
+            Data::Buffer(buffer) => Rejected { error, buffer: Some(buffer), list: None },
+            Data::Inline(_) => Rejected { error, buffer: None, list: None },
+            Data::List(list) => Rejected { error, buffer: None, list: Some(list) },
         }
     }
 }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{Home, Region};
-use crate::{Error, ProtectionDomain, Result};
+use crate::{Access, Error, ProtectionDomain, Result};
 
 /// Registered bytes with one owner: a whole region, or a part that nothing else overlaps.
 ///
@@ -222,6 +222,16 @@ impl Buffer {
     #[inline(always)]
     pub fn address(&self) -> u64 {
         self.0.address.as_ptr() as u64
+    }
+
+    /// Address of the first byte.
+    pub(super) fn address_ptr(&self) -> NonNull<u8> {
+        self.0.address
+    }
+
+    /// The access that its region was registered with.
+    pub(super) fn access(&self) -> Access {
+        self.0.region.registration.access
     }
 
     /// The address of the byte at `offset`, which must be within the capacity. Accesses no memory.

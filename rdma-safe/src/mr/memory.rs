@@ -234,7 +234,7 @@ fn in_use(others: &usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 impl Region {
     /// Why the region cannot return its memory as an `M`, if it cannot. `this` is one of the owners.
-    fn reclaimable<M: Memory>(this: &mut Arc<Self>) -> Result<(), ReclaimReason> {
+    pub(super) fn reclaimable<M: Memory>(this: &mut Arc<Self>) -> Result<(), ReclaimReason> {
         if this.type_id != TypeId::of::<M::Backing>() {
             return Err(ReclaimReason::OtherType { expected: type_name::<M>() });
         }
@@ -248,7 +248,7 @@ impl Region {
     ///
     /// # Safety
     /// [`Region::reclaimable`] with the same type must have succeeded.
-    unsafe fn reclaim<M: Memory>(this: Arc<Self>) -> Result<M, ReclaimReason> {
+    pub(super) unsafe fn reclaim<M: Memory>(this: Arc<Self>) -> Result<M, ReclaimReason> {
         let Ok(region) = Arc::try_unwrap(this) else { return Err(ReclaimReason::InUse { others: 1 }) };
         // Not dropped. If it cannot be deregistered, it is leaked.
         let mut region = ManuallyDrop::new(region);

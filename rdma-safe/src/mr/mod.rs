@@ -17,6 +17,7 @@ mod buffer;
 mod builder;
 mod dmabuf;
 mod exposed;
+mod gather;
 mod home;
 mod huge_pages;
 mod implicit;
@@ -27,6 +28,7 @@ mod provider_memory;
 mod raw;
 mod remote;
 mod reregister;
+mod shared;
 
 use std::any::TypeId;
 use std::ptr::NonNull;
@@ -45,6 +47,7 @@ pub use backing::{Backing, Pages};
 pub use buffer::Buffer;
 pub use builder::RegistrationBuilder;
 pub use exposed::ExposedRegion;
+pub use gather::{ExposedPart, Gather, IntoIter, Piece};
 pub use home::{Home, TakeBack};
 pub use huge_pages::{HugePages, PageKind};
 pub use imported::ImportedRegion;
@@ -54,6 +57,7 @@ pub use provider_memory::ProviderMemory;
 pub use raw::RawMemoryRegion;
 pub use remote::RemoteMemory;
 pub use reregister::{ReregisterError, Reregistration};
+pub use shared::{ReadOnly, SharedBuffer};
 
 use builder::Range;
 

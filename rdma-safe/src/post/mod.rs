@@ -138,8 +138,8 @@ pub enum PostError {
 
     /// More scatter/gather elements than the queue pair was created for.
     #[error(
-        "{count} scatter/gather elements, but the queue was created for {max}; see QueuePairBuilder::send_sges, \
-         QueuePairBuilder::recv_sges and SharedReceiveQueueBuilder::sges"
+        "{count} scatter/gather elements, but the queue was created for {max}; see send_sges and recv_sges of \
+         EndpointBuilder and QueuePairBuilder, and SharedReceiveQueueBuilder::sges"
     )]
     TooManySges {
         /// Number of elements.
@@ -211,6 +211,10 @@ pub enum PostError {
     /// The buffer is registered in another protection domain.
     #[error("the buffer is registered in another protection domain than the endpoint's")]
     ForeignBuffer,
+
+    /// A receive or read names memory that must not be written.
+    #[error("a receive or read cannot write to a SharedBuffer: use a Buffer")]
+    ReadOnly,
 
     /// The address handle belongs to another protection domain.
     #[error("the peer was made in another protection domain than the endpoint's; see DatagramEndpoint::peer")]

@@ -12,6 +12,7 @@ pub(super) use slots::DatagramSlots;
 
 use super::{Armed, Batch, BatchError, Completion, Endpoint, FailedWork, Rejected, Work, WorkId};
 use crate::address::AddressVector;
+use crate::mr::Gather;
 use crate::{
     Buffer, CompletionChannel, ConnectOptions, PollError, PostError, ProtectionDomain, QueuePair, QueuePairAddress,
     Result,
@@ -159,6 +160,14 @@ impl DatagramEndpoint {
         self.endpoint.receive(buffer)
     }
 
+    /// Posts a receive into several buffers: [`Endpoint::receive_list`].
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::receive_list`].
+    pub fn receive_list(&mut self, list: impl Into<Gather>) -> Result<WorkId, Rejected> {
+        self.endpoint.receive_list(list)
+    }
+
     /// Sends the bytes of `buffer` up to its length: shorthand for [`post`](Self::post) of [`Work::send`].
     ///
     /// # Errors
@@ -188,12 +197,12 @@ impl DatagramEndpoint {
     pub fn post(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
         let mut batch = match self.batch() {
             Ok(batch) => batch,
-            Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
+            Err(error) => return Err(work.reject(error)),
         };
         let id = batch.add(work, peer)?;
         match batch.post() {
             Ok(()) => Ok(id),
-            Err(BatchError { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
+            Err(unposted) => Err(unposted.single()),
         }
     }
 

@@ -109,7 +109,7 @@ fn a_probe_behind_unsignaled_work_proves_nothing_and_releases_it() {
 fn pending_sends_are_posted_after_the_probe_and_not_released_by_it() {
     let mut rig = Rig::new();
     (0..4).for_each(|_| rig.sends.push(None, SIGNALED));
-    rig.sends.add_pending(None, SIGNALED);
+    rig.sends.add_pending(None, None, SIGNALED);
     (1..=4).for_each(|sequence| assert!(rig.sends.complete(sequence, |_| Outcome::DONE)));
     // In a set, completed sends that are not handed out yet keep the queue full.
     assert_eq!(rig.checks(), [Check::Pass, Check::Probe]);

@@ -10,6 +10,7 @@ use crate::endpoint::completion::{Completion, Operation};
 use crate::endpoint::keepalive::{Check, Keepalive};
 use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
 use crate::endpoint::{Live, Poster};
+use crate::mr::Piece;
 use crate::qp::QpId;
 use crate::srq::Slab;
 use crate::{Buffer, PollError, WcFlags, WcStatus, WorkCompletion, srq};
@@ -136,16 +137,17 @@ impl Members {
         self.ready.retain(|ready| *ready != key.index);
         let mut buffers = Vec::new();
         while let Some(message) = self.backlogs.pop(&mut slot.backlog) {
-            buffers.extend(message.buffer);
+            buffers.extend(message.into_buffers());
         }
         self.deferred.retain_mut(|(whose, completion)| {
             let stays = *whose != key;
             if !stays {
-                buffers.extend(completion.buffer.take());
+                let listed = completion.list.take().into_iter().flatten().filter_map(Piece::into_buffer);
+                buffers.extend(completion.buffer.take().into_iter().chain(listed));
             }
             stays
         });
-        buffers.extend(poster.slow.completion.take().and_then(|completion| completion.buffer));
+        buffers.extend(poster.slow.completion.take().into_iter().flat_map(Completion::into_buffers));
         let number = poster.live.qp.number();
         self.by_qp_num.insert(number, Owner::Removed);
         self.removal = Some(Removal { number, pool: poster.live.pool.clone(), buffers });

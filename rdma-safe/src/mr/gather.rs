@@ -1,0 +1,450 @@
+//! Lists of registered memory for one piece of work.
+
+use std::cell::Cell;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use super::{Buffer, ExposedRegion, Region, SharedBuffer};
+use crate::{ProtectionDomain, Result, Sge, bounds};
+
+/// A part of an [`ExposedRegion`], as the local memory of posted work. Made by [`ExposedRegion::part`].
+///
+/// It keeps the region registered, but gives no access to the bytes.
+pub struct ExposedPart {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+}
+
+impl ExposedPart {
+    /// Offset of the first byte in the region.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for ExposedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExposedPart").field("offset", &self.offset).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl ExposedRegion {
+    /// `len` bytes from `offset` as the local memory of work: the source of a send or write, or the target of a receive or read.
+    ///
+    /// The region stays registered while parts of it exist, even if it is dropped. A part may overlap others, since all bytes of
+    /// the region may change at any time.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds); [`Error::Unsupported`](crate::Error::Unsupported) for a region of
+    /// [`ProtectionDomain::expose_at`] whose address for peers is not its own, because some providers write short messages to that
+    /// address with the CPU.
+    pub fn part(&self, offset: usize, len: usize) -> Result<ExposedPart> {
+        bounds::check(offset, len, self.region.len)?;
+        if self.region.iova != self.region.address.as_ptr() as u64 {
+            return Err(self.pd().context().unsupported("local work on memory that peers see at another address"));
+        }
+        Ok(ExposedPart { region: Arc::clone(&self.region), offset, len })
+    }
+}
+
+/// Registered memory that is one element of a [`Gather`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Piece {
+    /// A buffer: its bytes up to the length for sends, writes and reads, and up to the capacity for receives.
+    Buffer(Buffer),
+    /// Bytes that do not change, for sends and writes.
+    Shared(SharedBuffer),
+    /// A part of a region that peers can access.
+    Exposed(ExposedPart),
+}
+
+impl Piece {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Piece::Buffer(buffer) => buffer.len(),
+            Piece::Shared(shared) => shared.len(),
+            Piece::Exposed(part) => part.len,
+        }
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The buffer, if it is one.
+    #[must_use]
+    pub fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Piece::Buffer(buffer) => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// The shared bytes, if it is some.
+    #[must_use]
+    pub fn into_shared(self) -> Option<SharedBuffer> {
+        match self {
+            Piece::Shared(shared) => Some(shared),
+            _ => None,
+        }
+    }
+
+    /// Number of bytes that a message may have in this piece.
+    fn capacity(&self) -> usize {
+        match self {
+            Piece::Buffer(buffer) => buffer.capacity(),
+            _ => self.len(),
+        }
+    }
+
+    fn is_of(&self, pd: &ProtectionDomain) -> bool {
+        match self {
+            Piece::Buffer(buffer) => buffer.is_of(pd),
+            Piece::Shared(shared) => shared.is_of(pd),
+            Piece::Exposed(part) => part.region.registration.is_of(pd),
+        }
+    }
+
+    fn sge(&self) -> Sge {
+        match self {
+            Piece::Buffer(buffer) => buffer.sge(),
+            Piece::Shared(shared) => shared.sge(),
+            Piece::Exposed(ExposedPart { region, offset, len }) => Sge {
+                address: region.iova + *offset as u64,
+                len: u32::try_from(*len).unwrap_or(u32::MAX),
+                lkey: region.lkey(),
+            },
+        }
+    }
+}
+
+/// Memory for one piece of work: a message of several parts, or several places that a message goes to.
+///
+/// Buffers, shared bytes and parts of exposed regions can be mixed. It is made from a tuple, an array or an iterator of them, and
+/// moves into the endpoint like a [`Buffer`]: [`Endpoint::send_list`](crate::Endpoint::send_list),
+/// [`Endpoint::receive_list`](crate::Endpoint::receive_list). [`Completion::list`](crate::Completion::list) returns it.
+/// [`EndpointBuilder::send_sges`](crate::EndpointBuilder::send_sges) is the maximum number of elements.
+///
+/// Up to four elements need no allocation: the thread reuses the storage of lists that it has dropped.
+///
+/// ```
+/// # #[cfg(feature = "soft")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # rdma_safe::soft::install()?;
+/// use std::time::Duration;
+/// use rdma_safe::{Device, Endpoint};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let mut a = Endpoint::builder(&pd).send_sges(2).build()?;
+/// let mut b = Endpoint::builder(&pd).recv_sges(2).build()?;
+/// a.connect(&b.address())?;
+/// b.connect(&a.address())?;
+///
+/// let payload = pd.share(vec![7; 1000])?;
+/// let mut header = pd.allocate(16)?;
+/// header.fill_from(b"length 1000     ")?;
+/// b.receive_list((pd.allocate(16)?, pd.allocate(4096)?))?;
+/// a.send_list((header, payload.clone()))?;
+///
+/// let received = b.wait(Duration::from_secs(60))?.ok()?.list.unwrap();
+/// let parts: Vec<_> = received.into_iter().filter_map(|piece| piece.into_buffer()).collect();
+/// assert_eq!((&parts[0][..9], parts[1].len()), (&b"length 10"[..], 1000));
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "soft"))]
+/// # fn main() {}
+/// ```
+// The box is dropped only by `Drop`.
+pub struct Gather(ManuallyDrop<Box<List>>);
+
+struct List {
+    pieces: Vec<Piece>,
+    /// The elements as they were posted last.
+    sges: Vec<Sge>,
+    /// The next unused list.
+    next: Option<Box<List>>,
+}
+
+/// Number of elements that a list has room for from the start.
+const INLINE: usize = 4;
+
+/// Number of unused lists that each thread keeps.
+const SPARE: usize = 64;
+
+/// Largest capacity of a list that is kept.
+const SPARE_LEN: usize = 32;
+
+thread_local! {
+    /// Empty lists, linked with each other, and their number.
+    static UNUSED: Cell<(Option<Box<List>>, usize)> = const { Cell::new((None, 0)) };
+}
+
+impl Gather {
+    /// An empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        let list = List::unused().unwrap_or_else(|| {
+            let (pieces, sges) = (Vec::with_capacity(INLINE), Vec::with_capacity(INLINE));
+            Box::new(List { pieces, sges, next: None })
+        });
+        Gather(ManuallyDrop::new(list))
+    }
+
+    /// Appends an element.
+    pub fn push(&mut self, piece: impl Into<Piece>) {
+        self.0.pieces.push(piece.into());
+    }
+
+    /// Appends an element.
+    #[must_use]
+    pub fn with(mut self, piece: impl Into<Piece>) -> Self {
+        self.push(piece);
+        self
+    }
+
+    /// Removes the last element.
+    pub fn pop(&mut self) -> Option<Piece> {
+        self.0.pieces.pop()
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.pieces.len()
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.pieces.is_empty()
+    }
+
+    /// Sum of the lengths of the elements in bytes.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.0.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.len()))
+    }
+
+    /// The elements.
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
+        &self.0.pieces
+    }
+
+    /// The elements, for example to fill buffers.
+    pub fn pieces_mut(&mut self) -> &mut [Piece] {
+        &mut self.0.pieces
+    }
+
+    /// Removes all elements. The list can be filled and posted again without an allocation.
+    pub fn drain(&mut self) -> impl Iterator<Item = Piece> + use<'_> {
+        self.0.pieces.drain(..)
+    }
+
+    /// Whether all elements are registered in `pd`.
+    pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
+        self.0.pieces.iter().all(|piece| piece.is_of(pd))
+    }
+
+    /// Whether the device may write to all elements.
+    pub(crate) fn is_writable(&self) -> bool {
+        !self.0.pieces.iter().any(|piece| matches!(piece, Piece::Shared(_)))
+    }
+
+    /// The scatter/gather elements of a send, write or read.
+    pub(crate) fn sges(&mut self) -> &[Sge] {
+        let List { pieces, sges, .. } = &mut **self.0;
+        sges.clear();
+        sges.extend(pieces.iter().map(Piece::sge));
+        sges
+    }
+
+    /// The scatter/gather elements of a receive of at most `max` bytes after those in `first`.
+    pub(crate) fn receive_sges(&mut self, first: Option<Sge>, max: u32) -> &[Sge] {
+        let List { pieces, sges, .. } = &mut **self.0;
+        sges.clear();
+        sges.extend(first);
+        let mut room = max;
+        sges.extend(pieces.iter().map(|piece| {
+            let len = u32::try_from(piece.capacity()).unwrap_or(u32::MAX).min(room);
+            room -= len;
+            Sge { len, ..piece.sge() }
+        }));
+        sges
+    }
+
+    /// Sets the lengths of the buffers after `len` bytes were received. Returns the number of bytes that are in the list.
+    pub(crate) fn set_received(&mut self, len: u32) -> u32 {
+        let mut rest = len;
+        for piece in &mut self.0.pieces {
+            let part = u32::try_from(piece.capacity()).unwrap_or(u32::MAX).min(rest);
+            rest -= part;
+            if let Piece::Buffer(buffer) = piece {
+                buffer.set_len_within(part);
+            }
+        }
+        len - rest
+    }
+}
+
+impl List {
+    /// An empty list that this thread has kept.
+    fn unused() -> Option<Box<List>> {
+        let take = |unused: &Cell<(Option<Box<List>>, usize)>| {
+            let (first, count) = unused.take();
+            let mut list = first?;
+            unused.set((list.next.take(), count - 1));
+            Some(list)
+        };
+        // Fails in a thread that is exiting.
+        UNUSED.try_with(take).ok().flatten()
+    }
+
+    /// Drops the elements, and keeps the list for [`List::unused`].
+    #[cold]
+    #[inline(never)]
+    fn keep(mut self: Box<Self>) {
+        self.pieces.clear();
+        if self.pieces.capacity() > SPARE_LEN {
+            return;
+        }
+        let _ = UNUSED.try_with(|unused| {
+            let (first, count) = unused.take();
+            if count >= SPARE {
+                unused.set((first, count));
+                return;
+            }
+            self.next = first;
+            unused.set((Some(self), count + 1));
+        });
+    }
+}
+
+impl Default for Gather {
+    fn default() -> Self {
+        Gather::new()
+    }
+}
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        // SAFETY: taken only here.
+        unsafe { ManuallyDrop::take(&mut self.0) }.keep();
+    }
+}
+
+impl fmt::Debug for Gather {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.0.pieces).finish()
+    }
+}
+
+/// The elements of a [`Gather`], by value and in order.
+#[derive(Debug)]
+pub struct IntoIter(Gather);
+
+impl Iterator for IntoIter {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        self.0.pop()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.0.len(), Some(self.0.len()))
+    }
+}
+
+impl ExactSizeIterator for IntoIter {}
+
+impl IntoIterator for Gather {
+    type Item = Piece;
+    type IntoIter = IntoIter;
+
+    fn into_iter(mut self) -> IntoIter {
+        self.0.pieces.reverse();
+        IntoIter(self)
+    }
+}
+
+impl<P: Into<Piece>> Extend<P> for Gather {
+    fn extend<T: IntoIterator<Item = P>>(&mut self, pieces: T) {
+        self.0.pieces.extend(pieces.into_iter().map(Into::into));
+    }
+}
+
+impl<P: Into<Piece>> FromIterator<P> for Gather {
+    fn from_iter<T: IntoIterator<Item = P>>(pieces: T) -> Self {
+        let mut list = Gather::new();
+        list.extend(pieces);
+        list
+    }
+}
+
+impl<P: Into<Piece>, const N: usize> From<[P; N]> for Gather {
+    fn from(pieces: [P; N]) -> Self {
+        pieces.into_iter().collect()
+    }
+}
+
+impl<P: Into<Piece>> From<Vec<P>> for Gather {
+    fn from(pieces: Vec<P>) -> Self {
+        pieces.into_iter().collect()
+    }
+}
+
+macro_rules! from_tuple {
+    ($($piece:ident),+) => {
+        impl<$($piece: Into<Piece>),+> From<($($piece,)+)> for Gather {
+            #[allow(non_snake_case)]
+            fn from(($($piece,)+): ($($piece,)+)) -> Self {
+                Gather::new()$(.with($piece))+
+            }
+        }
+    };
+}
+
+from_tuple!(A);
+from_tuple!(A, B);
+from_tuple!(A, B, C);
+from_tuple!(A, B, C, D);
+
+macro_rules! from_piece {
+    ($($variant:ident($type:ty)),+) => {
+        $(
+            impl From<$type> for Piece {
+                fn from(piece: $type) -> Self {
+                    Piece::$variant(piece)
+                }
+            }
+
+            impl From<$type> for Gather {
+                fn from(piece: $type) -> Self {
+                    Gather::new().with(piece)
+                }
+            }
+        )+
+    };
+}
+
+from_piece!(Buffer(Buffer), Shared(SharedBuffer), Exposed(ExposedPart));
