@@ -171,7 +171,10 @@ impl Batch<'_> {
         let id = match work.data {
             Data::Buffer(buffer) => self.stage(Some(buffer), &verb, flags),
             Data::Inline(_) => self.stage(None, &verb, flags),
-            Data::List(list) => self.stage_list(list, &verb, flags),
+            Data::List(list) => {
+                self.sends.reserve_lists();
+                self.stage_list(list, &verb, flags)
+            }
         };
         if let Some(slots) = &mut self.datagrams {
             slots.keep_handle(id.0, peer.handle());

@@ -12,6 +12,7 @@ impl<I: Interface> Poster<I> {
     /// Implements [`Endpoint::receive_list`].
     #[inline(never)]
     pub(super) fn receive_list(&mut self, mut list: Gather) -> Result<WorkId, Rejected> {
+        self.live.receives.reserve_lists();
         let posted = self.try_receive_list(&mut list);
         let kind = Kind::signaled(Operation::Receive);
         match posted {
@@ -72,6 +73,7 @@ impl Batch<'_> {
         imm: Option<u32>,
         flags: SendFlags,
     ) -> Result<WorkId, Rejected> {
+        self.sends.reserve_lists();
         match self.try_add_list(&verb, &mut list, imm, flags) {
             Ok(()) => Ok(self.stage_list(list, &verb, flags)),
             Err(error) => Err(Rejected { error, buffer: None, list: Some(list) }),

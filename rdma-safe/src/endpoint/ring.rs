@@ -250,11 +250,20 @@ impl<B> Ring<B> {
         sequence
     }
 
-    /// Like [`Ring::push`], for an entry with a list. Returns its number.
+    /// Allocates room for the lists of all entries, unless there is.
+    pub(super) fn reserve_lists(&mut self) {
+        let slots = self.slots.len();
+        self.lists.get_or_insert_with(|| Box::new(Lists((0..slots).map(|_| None).collect())));
+    }
+
+    /// Like [`Ring::push`], for an entry with a list, after [`Ring::reserve_lists`]. Returns its number.
     pub(super) fn push_list(&mut self, list: Gather, kind: Kind) -> u64 {
-        let (sequence, index, slots) = (self.tail, self.index(self.tail), self.slots.len());
-        let lists = self.lists.get_or_insert_with(|| Box::new(Lists((0..slots).map(|_| None).collect())));
-        lists.0[index] = Some(list);
+        let (sequence, index) = (self.tail, self.index(self.tail));
+        match self.lists.as_mut().and_then(|lists| lists.0.get_mut(index)) {
+            Some(slot) => *slot = Some(list),
+            // Not reached after `reserve_lists`. The memory may be in flight, so it is not freed.
+            None => std::mem::forget(list),
+        }
         self.push(None, kind);
         sequence
     }

@@ -179,7 +179,7 @@ pub struct Gather(ManuallyDrop<Box<List>>);
 
 struct List {
     pieces: Vec<Piece>,
-    /// The elements as they were posted last.
+    /// Room for a header and for each element, which is filled when the list is posted.
     sges: Vec<Sge>,
     /// The next unused list.
     next: Option<Box<List>>,
@@ -189,14 +189,37 @@ struct List {
 const INLINE: usize = 4;
 
 /// Number of unused lists that each thread keeps.
-const SPARE: usize = 64;
+const SPARE: u32 = 64;
 
 /// Largest capacity of a list that is kept.
 const SPARE_LEN: usize = 32;
 
+/// Empty lists of a thread.
+///
+/// It has no destructor, since registering one for a thread can fail, which dropping a list must not. [`Guard`] frees the lists.
+#[derive(Default)]
+struct Unused {
+    /// The first list, which links to the next.
+    first: ManuallyDrop<Option<Box<List>>>,
+    /// Number of lists that there is still room for: none before there is a guard, and after it is dropped.
+    room: u32,
+    has_guard: bool,
+}
+
+/// Frees the unused lists of a thread that ends.
+struct Guard;
+
 thread_local! {
-    /// Empty lists, linked with each other, and their number.
-    static UNUSED: Cell<(Option<Box<List>>, usize)> = const { Cell::new((None, 0)) };
+    static UNUSED: Cell<Unused> =
+        const { Cell::new(Unused { first: ManuallyDrop::new(None), room: 0, has_guard: false }) };
+    static GUARD: Guard = const { Guard };
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let first = UNUSED.replace(Unused { has_guard: true, ..Unused::default() }).first;
+        drop(ManuallyDrop::into_inner(first));
+    }
 }
 
 impl Gather {
@@ -204,7 +227,8 @@ impl Gather {
     #[must_use]
     pub fn new() -> Self {
         let list = List::unused().unwrap_or_else(|| {
-            let (pieces, sges) = (Vec::with_capacity(INLINE), Vec::with_capacity(INLINE));
+            let (pieces, mut sges) = (Vec::with_capacity(INLINE), Vec::with_capacity(INLINE + 1));
+            sges.push(Sge::EMPTY);
             Box::new(List { pieces, sges, next: None })
         });
         Gather(ManuallyDrop::new(list))
@@ -213,6 +237,7 @@ impl Gather {
     /// Appends an element.
     pub fn push(&mut self, piece: impl Into<Piece>) {
         self.0.pieces.push(piece.into());
+        self.0.sges.push(Sge::EMPTY);
     }
 
     /// Appends an element.
@@ -224,7 +249,9 @@ impl Gather {
 
     /// Removes the last element.
     pub fn pop(&mut self) -> Option<Piece> {
-        self.0.pieces.pop()
+        let piece = self.0.pieces.pop()?;
+        self.0.sges.pop();
+        Some(piece)
     }
 
     /// Number of elements.
@@ -258,6 +285,7 @@ impl Gather {
 
     /// Removes all elements. The list can be filled and posted again without an allocation.
     pub fn drain(&mut self) -> impl Iterator<Item = Piece> + use<'_> {
+        self.0.sges.truncate(1);
         self.0.pieces.drain(..)
     }
 
@@ -273,24 +301,18 @@ impl Gather {
 
     /// The scatter/gather elements of a send, write or read.
     pub(crate) fn sges(&mut self) -> &[Sge] {
-        let List { pieces, sges, .. } = &mut **self.0;
-        sges.clear();
-        sges.extend(pieces.iter().map(Piece::sge));
-        sges
+        self.0.fill(|piece| piece.sge(), None)
     }
 
     /// The scatter/gather elements of a receive of at most `max` bytes after those in `first`.
     pub(crate) fn receive_sges(&mut self, first: Option<Sge>, max: u32) -> &[Sge] {
-        let List { pieces, sges, .. } = &mut **self.0;
-        sges.clear();
-        sges.extend(first);
         let mut room = max;
-        sges.extend(pieces.iter().map(|piece| {
+        let sge = |piece: &Piece| {
             let len = u32::try_from(piece.capacity()).unwrap_or(u32::MAX).min(room);
             room -= len;
             Sge { len, ..piece.sge() }
-        }));
-        sges
+        };
+        self.0.fill(sge, first)
     }
 
     /// Sets the lengths of the buffers after `len` bytes were received. Returns the number of bytes that are in the list.
@@ -310,14 +332,32 @@ impl Gather {
 impl List {
     /// An empty list that this thread has kept.
     fn unused() -> Option<Box<List>> {
-        let take = |unused: &Cell<(Option<Box<List>>, usize)>| {
-            let (first, count) = unused.take();
-            let mut list = first?;
-            unused.set((list.next.take(), count - 1));
-            Some(list)
-        };
-        // Fails in a thread that is exiting.
-        UNUSED.try_with(take).ok().flatten()
+        let mut unused = UNUSED.take();
+        let mut list = ManuallyDrop::into_inner(unused.first);
+        match &mut list {
+            Some(list) => (unused.first, unused.room) = (ManuallyDrop::new(list.next.take()), unused.room + 1),
+            None => {
+                unused.first = ManuallyDrop::new(None);
+                // Fails in a thread that is ending.
+                if !unused.has_guard && GUARD.try_with(|_| ()).is_ok() {
+                    (unused.has_guard, unused.room) = (true, SPARE);
+                }
+            }
+        }
+        UNUSED.set(unused);
+        list
+    }
+
+    /// Fills `sges` with those of the elements, and returns them after `first`.
+    fn fill(&mut self, mut sge: impl FnMut(&Piece) -> Sge, first: Option<Sge>) -> &[Sge] {
+        let Some((header, sges)) = self.sges.split_first_mut() else { return &[] };
+        *header = first.unwrap_or(Sge::EMPTY);
+        let mut filled = 1;
+        for (target, piece) in sges.iter_mut().zip(&self.pieces) {
+            *target = sge(piece);
+            filled += 1;
+        }
+        self.sges.get(usize::from(first.is_none())..filled).unwrap_or(&[])
     }
 
     /// Drops the elements, and keeps the list for [`List::unused`].
@@ -325,17 +365,18 @@ impl List {
     #[inline(never)]
     fn keep(mut self: Box<Self>) {
         self.pieces.clear();
+        self.sges.truncate(1);
         if self.pieces.capacity() > SPARE_LEN {
             return;
         }
-        let _ = UNUSED.try_with(|unused| {
-            let (first, count) = unused.take();
-            if count >= SPARE {
-                unused.set((first, count));
-                return;
+        // Never fails, and unlike `with` contains no panic.
+        let _ = UNUSED.try_with(|cell| {
+            let mut unused = cell.take();
+            if let Some(room) = unused.room.checked_sub(1) {
+                self.next = ManuallyDrop::into_inner(unused.first);
+                (unused.first, unused.room) = (ManuallyDrop::new(Some(self)), room);
             }
-            self.next = first;
-            unused.set((Some(self), count + 1));
+            cell.set(unused);
         });
     }
 }
@@ -389,7 +430,7 @@ impl IntoIterator for Gather {
 
 impl<P: Into<Piece>> Extend<P> for Gather {
     fn extend<T: IntoIterator<Item = P>>(&mut self, pieces: T) {
-        self.0.pieces.extend(pieces.into_iter().map(Into::into));
+        pieces.into_iter().for_each(|piece| self.push(piece));
     }
 }
 
@@ -448,3 +489,53 @@ macro_rules! from_piece {
 }
 
 from_piece!(Buffer(Buffer), Shared(SharedBuffer), Exposed(ExposedPart));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Number of lists that this thread keeps.
+    fn kept() -> u32 {
+        let mut count = 0;
+        let mut kept = Vec::new();
+        while let Some(list) = List::unused() {
+            kept.push(list);
+            count += 1;
+        }
+        kept.into_iter().for_each(List::keep);
+        count
+    }
+
+    #[test]
+    fn a_thread_keeps_the_storage_of_dropped_lists() {
+        let storage = |list: &Gather| list.0.pieces.as_ptr();
+        std::thread::spawn(move || {
+            let (first, second) = (Gather::new(), Gather::default());
+            let addresses = [storage(&first), storage(&second)];
+            assert_eq!(kept(), 0);
+            drop(first);
+            drop(second);
+            assert_eq!(kept(), 2);
+            let again = [Gather::new(), Gather::new()];
+            assert!(again.iter().all(|list| addresses.contains(&storage(list))));
+
+            let many: Vec<_> = (0..SPARE + 10).map(|_| Gather::new()).collect();
+            drop((again, many));
+            assert_eq!(kept(), SPARE);
+            // The thread frees them when it ends, which Miri checks.
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_makes_no_lists_keeps_none() {
+        let list = Gather::new();
+        std::thread::spawn(move || {
+            drop(list);
+            assert!(UNUSED.take().first.is_none());
+        })
+        .join()
+        .unwrap();
+    }
+}
