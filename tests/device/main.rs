@@ -105,6 +105,7 @@ mod raw_limits;
 mod raw_packets;
 mod receive_pool;
 mod refused_work;
+mod registration_cache;
 #[cfg(not(miri))]
 mod rping;
 mod shared_channel;

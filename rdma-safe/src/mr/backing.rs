@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use super::ProviderMemory;
+use super::{Home, ProviderMemory};
 use crate::{Error, Result};
 
 /// Memory that a region owns. It is freed after the region is deregistered.
@@ -79,6 +79,12 @@ pub unsafe trait Backing: Send + 'static {
 
     /// Memory of a provider that the bytes belong to. It is registered by a different verb.
     fn provider_memory(&self) -> Option<&ProviderMemory> {
+        None
+    }
+
+    /// The owner that gets the buffers of this memory when they are dropped, if it still exists. By default they are freed.
+    #[inline]
+    fn home(&self) -> Option<Home> {
         None
     }
 }

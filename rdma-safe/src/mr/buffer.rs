@@ -1,11 +1,12 @@
 //! Registered memory with one owner.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::Region;
+use super::{Home, Region};
 use crate::{Error, ProtectionDomain, Result};
 
 /// Registered bytes with one owner: a whole region, or a part that nothing else overlaps.
@@ -42,7 +43,8 @@ use crate::{Error, ProtectionDomain, Result};
 /// # #[cfg(not(feature = "soft"))]
 /// # fn main() {}
 /// ```
-pub struct Buffer(Box<Part>);
+// The box is dropped only by `Drop` and `into_part`.
+pub struct Buffer(ManuallyDrop<Box<Part>>);
 
 /// A part of a region, with copies of everything that posting needs of the region.
 ///
@@ -75,7 +77,21 @@ impl Buffer {
     fn part(region: Arc<Region>, address: NonNull<u8>, capacity: usize) -> Self {
         let gate = Self::gate_of(region.registration.pd(), capacity);
         let (lkey, short_capacity) = (region.lkey(), u32::try_from(capacity).unwrap_or(u32::MAX));
-        Buffer(Box::new(Part { address, len: capacity, capacity, gate, lkey, short_capacity, region }))
+        let part = Part { address, len: capacity, capacity, gate, lkey, short_capacity, region };
+        Buffer(ManuallyDrop::new(Box::new(part)))
+    }
+
+    /// The buffer without its drop.
+    #[inline(always)]
+    fn into_part(self) -> Box<Part> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used nor dropped afterwards.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+
+    /// Frees the buffer even if its memory has a [home](super::Backing::home).
+    pub fn free(self) {
+        drop(self.into_part());
     }
 
     /// Maximum length in bytes.
@@ -133,10 +149,10 @@ impl Buffer {
         if size == 0 || size > self.0.capacity {
             return Err(Error::PartSize { size, capacity: self.0.capacity });
         }
-        let Part { address, capacity, ref region, .. } = *self.0;
+        let Part { address, capacity, region, .. } = *self.into_part();
         // SAFETY: `index * size + size` is at most the capacity, so the part lies within this buffer. The parts do not
         // overlap, and `self`, which could reach all of them, is consumed.
-        let part = |index: usize| Buffer::part(Arc::clone(region), unsafe { address.add(index * size) }, size);
+        let part = |index: usize| Buffer::part(Arc::clone(&region), unsafe { address.add(index * size) }, size);
         Ok((0..capacity / size).map(part).collect())
     }
 
@@ -148,10 +164,25 @@ impl Buffer {
         if at == 0 || at >= self.0.capacity {
             return Err(Error::PartSize { size: at, capacity: self.0.capacity });
         }
-        let Part { address, capacity, ref region, .. } = *self.0;
+        let Part { address, capacity, region, .. } = *self.into_part();
         // SAFETY: `at` is less than the capacity, and the first part ends there, so the parts do not overlap.
-        let second = Buffer::part(Arc::clone(region), unsafe { address.add(at) }, capacity - at);
-        Ok((Buffer::part(Arc::clone(region), address, at), second))
+        let second = Buffer::part(Arc::clone(&region), unsafe { address.add(at) }, capacity - at);
+        Ok((Buffer::part(region, address, at), second))
+    }
+
+    /// Joins two parts of one region. The length is the whole capacity.
+    ///
+    /// # Errors
+    /// Returns both parts unless `next` starts where this part ends.
+    pub fn join(self, next: Buffer) -> std::result::Result<Buffer, (Buffer, Buffer)> {
+        let end = self.0.address.as_ptr().wrapping_add(self.0.capacity);
+        if !Arc::ptr_eq(&self.0.region, &next.0.region) || next.0.address.as_ptr() != end {
+            return Err((self, next));
+        }
+        let Part { address, capacity, region, .. } = *self.into_part();
+        // Only the part of `next` is freed. Its bytes belong to the new buffer.
+        let capacity = capacity + next.into_part().capacity;
+        Ok(Buffer::part(region, address, capacity))
     }
 
     /// The domain it is registered in.
@@ -211,6 +242,17 @@ impl Buffer {
     /// The memory of a receive for messages of at most `max` bytes.
     pub(crate) fn whole_sge(&self, max: u32) -> crate::Sge {
         crate::Sge { len: self.0.short_capacity.min(max), ..self.sge() }
+    }
+}
+
+impl Drop for Buffer {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: taken only here, because `into_part` prevents this call.
+        let part = unsafe { ManuallyDrop::take(&mut self.0) };
+        if let Some(Home { owner, tag }) = part.region.backing.home() {
+            owner.take_back(Buffer(ManuallyDrop::new(part)), tag);
+        }
     }
 }
 

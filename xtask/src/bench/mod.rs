@@ -5,6 +5,7 @@ mod criterion;
 mod environment;
 pub(crate) mod overhead;
 pub(crate) mod pingpong;
+mod pool;
 mod report;
 mod result;
 mod series;
@@ -26,6 +27,7 @@ enum Benchmark {
     Criterion(criterion::Args),
     Overhead(overhead::Args),
     Pingpong(pingpong::Args),
+    Pool(pool::Args),
     Report(report::Args),
     Soft(soft::Args),
     Softroce(softroce::Args),
@@ -37,6 +39,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
         Benchmark::Criterion(args) => criterion::main(args),
         Benchmark::Overhead(args) => overhead::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),
+        Benchmark::Pool(args) => pool::main(args),
         Benchmark::Report(args) => report::main(args),
         Benchmark::Soft(args) => soft::main(args),
         Benchmark::Softroce(args) => softroce::main(args),

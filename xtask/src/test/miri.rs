@@ -29,6 +29,7 @@ const QUICK: &[(&str, &str)] = &[
     ("rdma-safe", "--test=newer"),
     ("rdma-safe", "--test=cm_turns"),
     ("rdma-safe", "--test=cm_names"),
+    ("rdma-pool", "--lib"),
 ];
 /// A target that takes long. Miri runs one thread at a time, so its tests are split into one program per processor.
 struct Long {
@@ -72,6 +73,7 @@ const LONG: [Long; 2] = [
             "raw_packets::",
             "receive_pool::",
             "refused_work::",
+            "registration_cache::",
             "shared_receives::",
             "unreliable::",
             "window_regions::",

@@ -108,13 +108,22 @@ fn measure(tools: Tools, with_rivals: bool) -> Result<Measured> {
         loops.push(format!("{}={}", compiler.name, library.display()));
     }
     let run = Run { directory: &directory.join("profiles"), program: &program, arguments: &loops, stub: &stub };
-    let rows = run.rows(&tools, ("RDMA_SYS_LIBIBVERBS", &stub))?;
+    let rows = run.rows(&tools.valgrind, ("RDMA_SYS_LIBIBVERBS", &stub))?;
     let mut verdicts = gates::evaluate(&rows, panics::reachable(&program, &rows)?);
     let rivals = with_rivals.then(|| rivals::measure(&tools, &stub)).transpose()?;
     if let Some(rivals) = &rivals {
         verdicts.extend(rivals.evaluate(&rows));
     }
     Ok(Measured { tools, rows, rivals, verdicts })
+}
+
+/// Instructions per operation of the loops of `program`, by loop and variant, of all code.
+pub(super) fn of_program(program: &Path, arguments: &[String]) -> Result<Vec<(String, BTreeMap<String, f64>)>> {
+    let valgrind = tools::tool("valgrind", "valgrind")?;
+    let directory = program.with_extension("profiles");
+    let run = Run { directory: &directory, program, arguments, stub: Path::new("none") };
+    let rows = run.rows(&valgrind, ("LC_ALL", Path::new("C")))?;
+    Ok(rows.into_iter().map(|row| (row.name, row.instructions)).collect())
 }
 
 /// A run of a program that measures loops.
@@ -129,12 +138,12 @@ struct Run<'run> {
 
 impl Run<'_> {
     /// Runs the program under callgrind, with `variable` as its only environment variable so that results repeat.
-    fn rows(&self, tools: &Tools, variable: (&str, &Path)) -> Result<Vec<Row>> {
+    fn rows(&self, valgrind: &Path, variable: (&str, &Path)) -> Result<Vec<Row>> {
         // Leftover profiles of an earlier run would be read as profiles of this one.
         _ = std::fs::remove_dir_all(self.directory);
         std::fs::create_dir_all(self.directory)
             .with_context(|| format!("cannot create {}", self.directory.display()))?;
-        let mut command = Command::new(&tools.valgrind);
+        let mut command = Command::new(valgrind);
         command.args(["--tool=callgrind", "--collect-atstart=no", "--dump-line=no", "--compress-pos=no"]);
         command.arg(format!("--callgrind-out-file={}", self.directory.join("profile").display()));
         command.arg(self.program).args(self.arguments);

@@ -75,7 +75,7 @@ pub(super) fn measure(tools: &Tools, stub: &Path) -> Result<Rivals> {
     for name in CRATES {
         let program = target.join("release").join(format!("rdma-rivals-{name}"));
         let run = Run { directory: &target.join("profiles"), program: &program, arguments: &[], stub };
-        for row in run.rows(tools, ("LD_LIBRARY_PATH", &libraries))? {
+        for row in run.rows(&tools.valgrind, ("LD_LIBRARY_PATH", &libraries))? {
             merge(&mut rows, row);
         }
     }

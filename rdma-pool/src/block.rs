@@ -1,0 +1,34 @@
+//! What the allocator manages: parts of arenas, and where arenas come from.
+
+/// Where a block starts: its arena, and its address within the order of that arena.
+pub(crate) type Place = (usize, usize);
+
+/// A part of an arena with one owner.
+pub(crate) trait Block: Send + Sized {
+    /// The start of the block. Two blocks that exist at the same time have different places.
+    fn place(&self) -> Place;
+
+    /// Length in bytes.
+    fn capacity(&self) -> usize;
+
+    /// Splits the block at `at` bytes, which is neither zero nor its whole length.
+    fn split(self, at: usize) -> (Self, Self);
+
+    /// Joins the block with `next`, which starts where this block ends, in the same arena.
+    fn join(self, next: Self) -> Self;
+
+    /// Frees the block, which is a whole arena.
+    fn free(self);
+}
+
+/// Makes arenas.
+pub(crate) trait Source<B> {
+    /// Why there is no arena.
+    type Error;
+
+    /// Makes an arena of `len` bytes for a heap.
+    fn arena(&self, len: usize, heap: usize) -> Result<B, Self::Error>;
+
+    /// Whether a shorter arena may succeed after this error.
+    fn is_limit(error: &Self::Error) -> bool;
+}

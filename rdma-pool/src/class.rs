@@ -1,0 +1,69 @@
+//! Size classes: 64 B to 64 MiB, four to each power of two.
+
+/// Smallest class in bytes.
+pub(crate) const MIN: usize = 64;
+
+/// Largest class in bytes.
+pub(crate) const MAX: usize = 64 << 20;
+
+/// Number of classes.
+#[cfg(test)]
+pub(crate) const COUNT: usize = 4 * (MAX.trailing_zeros() - MIN.trailing_zeros()) as usize + 1;
+
+/// The class of an allocation of `len` bytes, or `None` above [`MAX`].
+#[inline(always)]
+pub(crate) fn of(len: usize) -> Option<usize> {
+    if len <= MIN {
+        return Some(0);
+    }
+    if len > MAX {
+        return None;
+    }
+    // The two bits below the leading one of `len - 1` select the quarter. A class ends its quarter.
+    let last = len - 1;
+    let power = last.ilog2();
+    let quarter = (last >> (power - 2)) & 3;
+    Some(4 * (power - MIN.trailing_zeros()) as usize + quarter + 1)
+}
+
+/// The class whose blocks have exactly `capacity` bytes.
+#[inline(always)]
+pub(crate) fn of_block(capacity: usize) -> Option<usize> {
+    of(capacity).filter(|class| size(*class) == capacity)
+}
+
+/// Bytes of a block of `class`, which must be less than [`COUNT`].
+#[inline(always)]
+pub(crate) const fn size(class: usize) -> usize {
+    (4 + (class & 3)) << (class / 4 + MIN.trailing_zeros() as usize - 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_class_holds_its_size_and_nothing_more() {
+        for class in 0..COUNT {
+            assert_eq!(of(size(class)), Some(class));
+            assert_eq!((of_block(size(class)), of_block(size(class) - 1)), (Some(class), None));
+            let next = (class + 1 < COUNT).then_some(class + 1);
+            assert_eq!(of(size(class) + 1), next);
+        }
+        assert_eq!((size(0), size(COUNT - 1), COUNT), (64, 64 << 20, 81));
+    }
+
+    #[test]
+    fn allocations_above_the_smallest_class_waste_at_most_a_quarter() {
+        // The first byte after a class wastes most.
+        for len in (1..COUNT).map(|class| size(class - 1) + 1) {
+            let block = size(of(len).unwrap());
+            assert!(4 * (block - len) < len, "{len} bytes in a block of {block}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_multiples_of_sixteen() {
+        assert!((0..COUNT).all(|class| size(class) % 16 == 0));
+    }
+}

@@ -1,0 +1,74 @@
+//! The caches of this thread, one for each pool that it uses.
+
+use std::cell::{Cell, RefCell};
+use std::ptr::null;
+use std::sync::{Arc, Weak};
+
+use rdma_safe::Buffer;
+
+use crate::cache;
+use crate::pool::Shared;
+
+type Cache = cache::Cache<Buffer>;
+
+thread_local! {
+    /// The number of the pool that this thread used last, and its cache. Without a destructor, so that access is cheap.
+    static CURRENT: Cell<(usize, *const Cache)> = const { Cell::new((0, null())) };
+    /// Owners of the caches.
+    static OWNED: RefCell<Owned> = const { RefCell::new(Owned(Vec::new())) };
+}
+
+struct Owned(Vec<Entry>);
+
+struct Entry {
+    pool: usize,
+    cache: Arc<Cache>,
+    shared: Weak<Shared>,
+}
+
+impl Drop for Owned {
+    /// Gives back all caches when the thread ends.
+    fn drop(&mut self) {
+        CURRENT.set((0, null()));
+        for entry in self.0.drain(..) {
+            if let Some(shared) = entry.shared.upgrade() {
+                shared.allocator.retire(&entry.cache);
+            }
+        }
+    }
+}
+
+/// Calls `access` with this thread's cache, or with none while the thread ends.
+#[inline(always)]
+pub(crate) fn with_cache<R>(shared: &Shared, access: impl FnOnce(Option<&Cache>) -> R) -> R {
+    let (pool, cache) = CURRENT.get();
+    if pool == shared.number {
+        // SAFETY: `CURRENT` names a cache only while `OWNED` has it: both change together in `select` and in the destructor of `OWNED`.
+        // During `access`, which may run code of wakers, `select` keeps the caches of existing pools, and `shared` is one. The
+        // destructor runs when the thread ends, not within a call of this function.
+        return access(Some(unsafe { &*cache }));
+    }
+    access(select(shared).as_deref())
+}
+
+/// Makes the pool the current one of this thread.
+#[cold]
+#[inline(never)]
+fn select(shared: &Shared) -> Option<Arc<Cache>> {
+    OWNED
+        .try_with(|owned| {
+            let Owned(entries) = &mut *owned.try_borrow_mut().ok()?;
+            if let Some(entry) = entries.iter().find(|entry| entry.pool == shared.number) {
+                CURRENT.set((entry.pool, &raw const *entry.cache));
+                return Some(Arc::clone(&entry.cache));
+            }
+            // Pools that no longer exist have emptied their caches.
+            CURRENT.set((0, null()));
+            entries.retain(|entry| entry.shared.strong_count() > 0);
+            let cache = shared.allocator.cache();
+            CURRENT.set((shared.number, &raw const *cache));
+            entries.push(Entry { pool: shared.number, cache: Arc::clone(&cache), shared: Weak::clone(&shared.this) });
+            Some(cache)
+        })
+        .ok()?
+}

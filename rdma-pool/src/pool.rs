@@ -1,0 +1,298 @@
+//! The pool.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rdma_safe::mr::TakeBack;
+use rdma_safe::{Buffer, ProtectionDomain};
+
+use crate::allocator::{Allocator, BUDGETS, Shortage, Waiting};
+use crate::arena::Arenas;
+use crate::cache::{COMMON, HEAPS};
+use crate::local::with_cache;
+use crate::statistics::Statistics;
+use crate::{Error, Result, class};
+
+type Buffers = Allocator<Buffer, Arenas>;
+
+/// The use of a buffer. Each has a share of the pool that the others cannot use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Budget {
+    /// Messages that keep a protocol going, such as credits and acknowledgements.
+    Control,
+    /// Posted receives.
+    Receives,
+    /// Messages to send.
+    Sends,
+    /// Large transfers.
+    Bulk,
+}
+
+impl Budget {
+    /// All budgets.
+    pub const ALL: [Budget; BUDGETS] = [Budget::Control, Budget::Receives, Budget::Sends, Budget::Bulk];
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Budget::Control => "control messages",
+            Budget::Receives => "receives",
+            Budget::Sends => "sends",
+            Budget::Bulk => "bulk transfers",
+        })
+    }
+}
+
+/// Options of a pool. Made by [`Pool::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct PoolBuilder {
+    pd: ProtectionDomain,
+    shares: [usize; BUDGETS],
+    common: usize,
+    step: usize,
+    huge_pages: bool,
+}
+
+impl PoolBuilder {
+    /// Guarantees `bytes` to a budget; by default none. They are registered when the pool is built.
+    pub fn share(mut self, budget: Budget, bytes: usize) -> Self {
+        self.shares[budget as usize] = bytes;
+        self
+    }
+
+    /// Limits the memory that all budgets use beyond their shares to `bytes`; by default 64 MiB. It is registered when it is needed.
+    pub fn common(mut self, bytes: usize) -> Self {
+        self.common = bytes;
+        self
+    }
+
+    /// Registers common memory `bytes` at a time; by default 4 MiB. Near the limit of locked memory (`ulimit -l`) the steps become
+    /// shorter.
+    pub fn step(mut self, bytes: usize) -> Self {
+        self.step = bytes;
+        self
+    }
+
+    /// Whether arenas of a multiple of 2 MiB use huge pages if there are any free; by default they do.
+    pub fn huge_pages(mut self, huge_pages: bool) -> Self {
+        self.huge_pages = huge_pages;
+        self
+    }
+
+    /// Registers the shares and makes the pool.
+    ///
+    /// # Errors
+    /// [`Error::Register`] when a share cannot be registered, with `ENOMEM` when it exceeds the limit of locked memory.
+    pub fn build(self) -> Result<Pool> {
+        static NUMBER: AtomicUsize = AtomicUsize::new(1);
+        let PoolBuilder { pd, shares, common, step, huge_pages } = self;
+        let shared = Arc::new_cyclic(|pool| {
+            let source = Arenas { pd, huge_pages, pool: Weak::clone(pool) };
+            let allocator = Buffers::new(source, shares, common, step);
+            Shared { allocator, number: NUMBER.fetch_add(1, Ordering::Relaxed), this: Weak::clone(pool) }
+        });
+        shared.allocator.reserve().map_err(Error::Register)?;
+        Ok(Pool(shared))
+    }
+}
+
+/// What the handles of a pool share. The buffers refer to it weakly.
+pub(crate) struct Shared {
+    pub(crate) allocator: Buffers,
+    /// Differs from the number of every other pool of the process.
+    pub(crate) number: usize,
+    pub(crate) this: Weak<Shared>,
+}
+
+impl TakeBack for Shared {
+    #[inline]
+    fn take_back(&self, buffer: Buffer, heap: usize) {
+        let allocator = &self.allocator;
+        with_cache(self, |cache| {
+            let rest = match cache {
+                Some(cache) => allocator.put_cached(cache, heap, buffer),
+                None => Some(buffer),
+            };
+            if let Some(buffer) = rest {
+                allocator.put(cache, heap, buffer);
+            }
+        });
+    }
+}
+
+/// Registered memory by the buffer.
+///
+/// Cloning gives another handle of the same pool. The last handle deregisters all arenas that have no buffers in use. Each of the others
+/// is deregistered with its last buffer.
+#[derive(Clone)]
+pub struct Pool(Arc<Shared>);
+
+impl Pool {
+    /// Starts building a pool of memory that is registered in `pd`.
+    pub fn builder(pd: &ProtectionDomain) -> PoolBuilder {
+        PoolBuilder { pd: pd.clone(), shares: [0; BUDGETS], common: 64 << 20, step: 4 << 20, huge_pages: true }
+    }
+
+    /// A buffer of `len` bytes for `budget`, without waiting for others to drop theirs.
+    ///
+    /// Its capacity is [`block_size(len)`](crate::block_size). Its bytes are those of earlier users. May register an arena.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`], also while others wait in the same budget; [`Error::TooLong`]; [`Error::Register`].
+    #[inline]
+    pub fn try_get(&self, budget: Budget, len: usize) -> Result<Buffer> {
+        let class = self.class(budget, len)?;
+        if let Some(buffer) = self.cached(budget, class, len) {
+            return Ok(buffer);
+        }
+        let found = with_cache(&self.0, |cache| self.0.allocator.try_take(cache, budget as usize, class));
+        match found {
+            Ok(found) => Ok(self.buffer(found, len)),
+            Err(shortage) => Err(self.error(shortage, budget, len)),
+        }
+    }
+
+    /// Like [`Pool::try_get`], but waits for others to drop their buffers, at most for `timeout`.
+    ///
+    /// The callers of a budget get their buffers in order of arrival, blocking or not.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] after the timeout; [`Error::TooLong`]; [`Error::Register`].
+    pub fn get(&self, budget: Budget, len: usize, timeout: Duration) -> Result<Buffer> {
+        let class = self.class(budget, len)?;
+        if let Some(buffer) = self.cached(budget, class, len) {
+            return Ok(buffer);
+        }
+        let found = match self.take_or_queue(budget, len, class, None)? {
+            Ok(found) => Some(found),
+            // A timeout beyond the range of the clock is none.
+            Err(waiting) => waiting.wait(Instant::now().checked_add(timeout)),
+        };
+        found.map(|found| self.buffer(found, len)).ok_or(Error::Exhausted { budget, len })
+    }
+
+    /// Like [`Pool::get`], as a future of any runtime. Dropping it gives up the place in the queue.
+    pub fn get_async(&self, budget: Budget, len: usize) -> Get<'_> {
+        Get { pool: self, budget, len, waiting: None }
+    }
+
+    /// What the pool has, and what has happened to it.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        Statistics::new(self.0.allocator.statistics())
+    }
+
+    #[inline(always)]
+    fn class(&self, budget: Budget, len: usize) -> Result<usize> {
+        class::of(len).ok_or_else(|| self.too_long(budget, len))
+    }
+
+    #[inline(always)]
+    fn cached(&self, budget: Budget, class: usize, len: usize) -> Option<Buffer> {
+        let found = with_cache(&self.0, |cache| Buffers::take_cached(cache?, budget as usize, class))?;
+        Some(self.buffer(found, len))
+    }
+
+    #[inline(always)]
+    fn buffer(&self, (mut buffer, _): (Buffer, usize), len: usize) -> Buffer {
+        let set = buffer.set_len(len);
+        debug_assert!(set.is_ok(), "the class is that of the length");
+        buffer
+    }
+
+    fn take_or_queue(
+        &self,
+        budget: Budget,
+        len: usize,
+        class: usize,
+        waker: Option<Waker>,
+    ) -> Result<std::result::Result<(Buffer, usize), Waiting<'_, Buffer, Arenas>>> {
+        if class::size(class) > self.largest(budget) {
+            return Err(self.too_long(budget, len));
+        }
+        let allocator = &self.0.allocator;
+        with_cache(&self.0, |cache| allocator.take_or_queue(cache, budget as usize, class, waker))
+            .map_err(Error::Register)
+    }
+
+    fn largest(&self, budget: Budget) -> usize {
+        self.0.allocator.largest(budget as usize).min(class::MAX)
+    }
+
+    #[cold]
+    fn too_long(&self, budget: Budget, len: usize) -> Error {
+        Error::TooLong { budget, len, largest: self.largest(budget) }
+    }
+
+    #[cold]
+    fn error(&self, shortage: Shortage<rdma_safe::Error>, budget: Budget, len: usize) -> Error {
+        match shortage {
+            Shortage::Exhausted if class::of(len).is_none_or(|class| class::size(class) > self.largest(budget)) => {
+                self.too_long(budget, len)
+            }
+            Shortage::Exhausted => Error::Exhausted { budget, len },
+            Shortage::Source(error) => Error::Register(error),
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("statistics", &self.statistics()).finish_non_exhaustive()
+    }
+}
+
+/// A future buffer. Made by [`Pool::get_async`].
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Get<'a> {
+    pool: &'a Pool,
+    budget: Budget,
+    len: usize,
+    waiting: Option<Waiting<'a, Buffer, Arenas>>,
+}
+
+impl Future for Get<'_> {
+    type Output = Result<Buffer>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Get { pool, budget, len, .. } = *self;
+        if let Some(waiting) = &mut self.waiting {
+            return match waiting.poll(context) {
+                Some(found) => {
+                    self.waiting = None;
+                    Poll::Ready(Ok(pool.buffer(found, len)))
+                }
+                None => Poll::Pending,
+            };
+        }
+        let class = pool.class(budget, len)?;
+        if let Some(buffer) = pool.cached(budget, class, len) {
+            return Poll::Ready(Ok(buffer));
+        }
+        match pool.take_or_queue(budget, len, class, Some(context.waker().clone()))? {
+            Ok(found) => Poll::Ready(Ok(pool.buffer(found, len))),
+            Err(waiting) => {
+                self.waiting = Some(waiting);
+                // The waiter may have been served before this returns.
+                self.poll(context)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Get<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Get { budget, len, waiting, .. } = self;
+        let waits = waiting.is_some();
+        f.debug_struct("Get").field("budget", budget).field("len", len).field("waits", &waits).finish_non_exhaustive()
+    }
+}
+
+const _: () = assert!(COMMON == HEAPS - 1 && Budget::Bulk as usize == COMMON - 1);

@@ -1,0 +1,86 @@
+//! `Bytes`, which have no identity: copied or registered for the life of their handle.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rdma_safe::Buffer;
+
+use super::{Inner, Region, RegisteredMemory, RegistrationCache, RegistrationError, is_limit};
+
+/// Bytes that can be sent.
+#[derive(Debug)]
+#[must_use]
+pub enum Payload {
+    /// A copy.
+    Copied(Buffer),
+    /// The memory of the `Bytes` itself.
+    Registered(RegisteredMemory),
+}
+
+/// Why bytes cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum PayloadError<E> {
+    /// There was no buffer for a copy.
+    #[error(transparent)]
+    Buffer(E),
+    /// The copy did not fit into the buffer.
+    #[error(transparent)]
+    Copy(rdma_safe::Error),
+    /// The memory could not be registered.
+    #[error(transparent)]
+    Register(RegistrationError),
+}
+
+/// Bytes of the limit of a cache.
+pub(super) struct Lease {
+    of: Arc<Inner>,
+    bytes: usize,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.of.regions.give_back(self.bytes);
+    }
+}
+
+impl RegistrationCache {
+    /// Copies `bytes` if they are shorter than `threshold` bytes, and registers their memory otherwise.
+    ///
+    /// A `Bytes` has no identity that a cache could find again, so it is registered for the life of the [`RegisteredMemory`] alone.
+    /// That takes calls of the kernel and pays off for long messages only: measure where, and copy what is shorter. `buffer` is
+    /// called with the length of a copy and returns a buffer of at least that capacity, for example from a pool.
+    ///
+    /// # Errors
+    /// [`PayloadError::Buffer`] with the error of `buffer`; [`PayloadError::Copy`] if its capacity is too small;
+    /// [`PayloadError::Register`] with the errors of [`RegistrationCache::register`].
+    pub fn payload<E>(
+        &self,
+        bytes: Bytes,
+        threshold: usize,
+        buffer: impl FnOnce(usize) -> Result<Buffer, E>,
+    ) -> Result<Payload, PayloadError<E>> {
+        if bytes.len() >= threshold {
+            return self.register_bytes(bytes).map(Payload::Registered).map_err(PayloadError::Register);
+        }
+        let mut copy = buffer(bytes.len()).map_err(PayloadError::Buffer)?;
+        copy.fill_from(&bytes).map_err(PayloadError::Copy)?;
+        Ok(Payload::Copied(copy))
+    }
+
+    /// Registers the memory of `bytes` until the last clone of the result is dropped.
+    ///
+    /// It counts towards the limit of the cache as in use. To use the same bytes repeatedly, keep a clone of the result, or give
+    /// them an identity: `Arc<Bytes>` can be registered with [`RegistrationCache::register`].
+    ///
+    /// # Errors
+    /// As for [`RegistrationCache::register`].
+    pub fn register_bytes(&self, bytes: Bytes) -> Result<RegisteredMemory, RegistrationError> {
+        let inner = &self.0;
+        let (len, owner) = (bytes.len(), Arc::new(bytes));
+        let register = || Region::new(&inner.pd, Arc::clone(&owner));
+        let region = inner.regions.reserve(len, register, is_limit);
+        let mut region = region.map_err(|failed| inner.error(failed, len))?;
+        region.lease = Some(Lease { of: Arc::clone(inner), bytes: len });
+        Ok(RegisteredMemory(Arc::new(region)))
+    }
+}

@@ -1,0 +1,43 @@
+//! The primitives of synchronisation of the model checker.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+pub(crate) use loom::cell::UnsafeCell as Cell;
+pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Deadlines do not pass in a model.
+pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>, _: Option<Instant>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap()
+}
+
+pub(crate) fn pause() {
+    loom::thread::yield_now();
+}
+
+/// A flag of the spin lock.
+///
+/// loom does not order the write of a `swap` that found `true` before the store of `false` that follows it. It therefore explores
+/// executions in which the flag stays set for ever, which the atomicity of `swap` excludes. A failed `compare_exchange` leaves the
+/// same value without a write.
+pub(crate) struct AtomicBool(loom::sync::atomic::AtomicBool);
+
+impl AtomicBool {
+    pub(crate) fn new(value: bool) -> Self {
+        AtomicBool(loom::sync::atomic::AtomicBool::new(value))
+    }
+
+    pub(crate) fn swap(&self, value: bool, order: Ordering) -> bool {
+        assert!(value, "the lock swaps in `true` only");
+        self.0.compare_exchange(false, true, order, Ordering::Relaxed).unwrap_or(true)
+    }
+
+    pub(crate) fn store(&self, value: bool, order: Ordering) {
+        self.0.store(value, order);
+    }
+}

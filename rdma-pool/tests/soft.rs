@@ -1,0 +1,145 @@
+//! Pools of registered memory on soft0.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use rdma_pool::{Budget, Error, Pool, PoolBuilder};
+use rdma_safe::{Device, Endpoint, ProtectionDomain};
+
+/// Only a test that hangs waits for so long.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn domain() -> ProtectionDomain {
+    rdma_safe::soft::install().unwrap();
+    Device::first().unwrap().open().unwrap().alloc_pd().unwrap()
+}
+
+fn builder(pd: &ProtectionDomain) -> PoolBuilder {
+    Pool::builder(pd).common(64 << 10).step(64 << 10)
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn buffers_return_after_they_were_in_flight() {
+    let pd = domain();
+    let pool = builder(&pd).share(Budget::Receives, 64 << 10).build().unwrap();
+    let mut client = Endpoint::builder(&pd).build().unwrap();
+    let mut server = Endpoint::builder(&pd).build().unwrap();
+    client.connect(&server.address()).unwrap();
+    server.connect(&client.address()).unwrap();
+    for _ in 0..4 {
+        server.receive(pool.try_get(Budget::Receives, 4096).unwrap()).unwrap();
+    }
+    for number in 0..4_u8 {
+        let mut message = pool.try_get(Budget::Sends, 100).unwrap();
+        message.fill(number);
+        client.send(message).unwrap();
+        let received = server.wait(DEADLINE).unwrap().ok().unwrap();
+        let received = received.buffer.unwrap();
+        assert_eq!(*received, [number; 100]);
+        let _sent = client.wait(DEADLINE).unwrap().ok().unwrap();
+    }
+    assert_eq!(pool.statistics().used(), 0);
+    // Posted receives return with their queue pair.
+    server.receive(pool.try_get(Budget::Receives, 4096).unwrap()).unwrap();
+    assert_eq!(pool.statistics().share(Budget::Receives).used, 4096);
+    drop((client, server));
+    assert_eq!(pool.statistics().used(), 0);
+}
+
+#[test]
+fn a_receive_can_be_posted_again_after_sends_have_drained_the_pool() {
+    let pd = domain();
+    for (share, is_posted) in [(4096, true), (0, false)] {
+        let pool = builder(&pd).share(Budget::Receives, share).build().unwrap();
+        let mut endpoint = Endpoint::builder(&pd).build().unwrap();
+        let receive = pool.try_get(Budget::Receives, 4096).unwrap();
+        let mut sends: Vec<_> = std::iter::from_fn(|| pool.try_get(Budget::Sends, 4096).ok()).collect();
+        drop(receive);
+        // A message is handled by sending answers, which take all they can.
+        sends.extend(std::iter::from_fn(|| pool.try_get(Budget::Sends, 4096).ok()));
+        match pool.try_get(Budget::Receives, 4096) {
+            Ok(receive) => drop(endpoint.receive(receive).unwrap()),
+            Err(error) => assert!(matches!(error, Error::Exhausted { budget: Budget::Receives, len: 4096 }), "{error}"),
+        }
+        assert_eq!(pool.statistics().share(Budget::Receives).used > 0, is_posted);
+    }
+}
+
+#[test]
+fn a_future_is_woken_by_a_buffer_that_another_thread_drops() {
+    let pool = builder(&domain()).build().unwrap();
+    let whole = pool.try_get(Budget::Bulk, 64 << 10).unwrap();
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let mut first = pin!(pool.get_async(Budget::Sends, 64 << 10));
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    {
+        let mut second = pin!(pool.get_async(Budget::Sends, 100));
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        assert_eq!(pool.statistics().waiting, 2);
+    }
+    assert_eq!(pool.statistics().waiting, 1);
+    thread::spawn(move || drop(whole)).join().unwrap();
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+    let Poll::Ready(Ok(buffer)) = first.as_mut().poll(&mut context) else { panic!("the future was woken") };
+    assert_eq!((buffer.len(), buffer.capacity()), (64 << 10, 64 << 10));
+}
+
+#[test]
+fn a_get_waits_for_buffers_and_for_its_timeout() {
+    let pool = builder(&domain()).build().unwrap();
+    let whole = pool.try_get(Budget::Bulk, 64 << 10).unwrap();
+    let error = pool.get(Budget::Sends, 64, Duration::from_millis(1)).unwrap_err();
+    assert!(matches!(error, Error::Exhausted { budget: Budget::Sends, len: 64 }), "{error}");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| pool.get(Budget::Sends, 64, DEADLINE).map(|buffer| buffer.len()));
+        while pool.statistics().waiting == 0 {
+            thread::yield_now();
+        }
+        drop(whole);
+        assert_eq!(waiter.join().unwrap().unwrap(), 64);
+    });
+    // The thread has ended and given back its cache.
+    assert_eq!(pool.try_get(Budget::Bulk, 64 << 10).unwrap().len(), 64 << 10);
+}
+
+#[test]
+fn what_can_never_be_given_is_an_error_of_its_own() {
+    let pool = builder(&domain()).build().unwrap();
+    for len in [(64 << 10) + 1, usize::MAX] {
+        for error in
+            [pool.try_get(Budget::Sends, len).unwrap_err(), pool.get(Budget::Sends, len, DEADLINE).unwrap_err()]
+        {
+            assert!(matches!(error, Error::TooLong { largest: 65536, .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn buffers_outlive_their_pool_and_parts_of_them_come_back() {
+    let pd = domain();
+    let pool = builder(&pd).build().unwrap();
+    let parts = pool.try_get(Budget::Sends, 4096).unwrap().into_chunks(1024).unwrap();
+    drop(parts);
+    assert_eq!(pool.statistics().used(), 0);
+    let mut late = pool.try_get(Budget::Sends, 64 << 10).unwrap();
+    drop(pool);
+    late.fill(7);
+    assert!(late.iter().all(|byte| *byte == 7));
+    thread::spawn(move || drop(late)).join().unwrap();
+}
