@@ -193,11 +193,15 @@ impl Checker {
     }
 
     /// Makes a report about an object, but only the first time.
-    pub(crate) fn report_once(&mut self, object: u64, report: impl FnOnce() -> Report) {
-        let report = report();
-        if self.reported.insert((report.kind, object)) {
-            self.report(report);
+    pub(crate) fn report_once(&mut self, kind: Kind, object: u64, report: impl FnOnce() -> Report) {
+        if !self.options.suppressed.contains(&kind) && self.reported.insert((kind, object)) {
+            self.report(report());
         }
+    }
+
+    /// Whether a report of this kind about an object would be made.
+    fn is_new(&self, kind: Kind, object: u64) -> bool {
+        !self.options.suppressed.contains(&kind) && !self.reported.contains(&(kind, object))
     }
 }
 
