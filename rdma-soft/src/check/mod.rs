@@ -3,7 +3,7 @@
 //! soft0 sees every access to memory and every completion, which no RNIC can report. `RDMA_SOFT_CHECK=1` checks a whole process,
 //! and [`Session`] a part of one. docs/soft.md lists the [kinds](Kind) of reports.
 //!
-//! The device calls the checker through [`with`], which costs one load and one branch while no checker is active. The checker has a
+//! The device calls the checker through `with`, which costs one load and one branch while no checker is active. The checker has a
 //! lock of its own, which is taken after that of the device and never before.
 
 mod exit;
