@@ -1,8 +1,20 @@
 //! Support for programs that fork while memory is registered.
 //!
 //! Call [`init`] at the start of such a program.
+//!
+//! # Objects that a child inherits
+//!
+//! A child has copies of all objects of its parent, but the device belongs to the parent. A child that was made by `fork(3)` may
+//! drop these copies: nothing of the parent's is destroyed or freed. The child leaks the C objects and the registered memory
+//! until it ends or executes another program. Calls that create, modify or destroy return
+//! [`Error::Inherited`](crate::Error::Inherited). Do nothing else with inherited objects: posting and polling are not checked,
+//! because a check would take time in every process. End batches and cursors before forking.
+//!
+//! A child of a raw `fork` or `clone` system call is not recognised, because the C library runs no handlers in it.
 
-use std::sync::{Mutex, PoisonError};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rdma_sys::*;
 
@@ -76,4 +88,53 @@ fn read_status(verbs: &Verbs) -> ForkStatus {
 /// Records that a device is about to be opened.
 pub(crate) fn device_opened() {
     *OPENED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+}
+
+/// Number of forks between the first process of this program and this process.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// The process that an object was created in, to recognise an object that was inherited by `fork(3)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Creator(u32);
+
+impl Creator {
+    /// This process. Call [`watch`] first.
+    pub(crate) fn current() -> Creator {
+        Creator(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Whether this process was forked after the object was created.
+    #[inline(always)]
+    pub(crate) fn is_parent(self) -> bool {
+        self.0 != GENERATION.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts forks from now on.
+///
+/// # Errors
+/// `ENOMEM` if the C library cannot store the handler.
+pub(crate) fn watch() -> Result<(), Errno> {
+    static WATCHED: OnceLock<Result<(), Errno>> = OnceLock::new();
+    *WATCHED.get_or_init(|| {
+        if cfg!(miri) {
+            // Miri neither forks nor has this function.
+            return Ok(());
+        }
+        // SAFETY: the handler only changes an atomic, so it can run in the child of a process with several threads.
+        check(unsafe { pthread_atfork(None, None, Some(count_fork)) })
+    })
+}
+
+extern "C" fn count_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+unsafe extern "C" {
+    /// The crate `libc` lacks it on Linux.
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
 }

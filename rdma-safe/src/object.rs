@@ -37,7 +37,7 @@ pub(crate) trait Parents: Send + Sized + 'static {
 ///
 /// Everything that is created from the object keeps its owner alive, usually with an `Arc`. So nothing refers to the
 /// object when it is dropped. If it cannot be destroyed, it and its parents are leaked, since the device may still use
-/// them.
+/// them. The same holds in a process that has inherited them by `fork(3)`.
 pub(crate) struct Object<P: Parents> {
     raw: NonNull<P::Raw>,
     parents: ManuallyDrop<P>,
@@ -93,6 +93,8 @@ impl<P: Parents> Object<P> {
     unsafe fn destroy_once(&mut self) -> Result<P> {
         // SAFETY: the caller guarantees that they are taken once.
         let parents = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.parents) });
+        // An object of the parent process still exists, so it and its parents are leaked in this process.
+        parents.context().require_own()?;
         if let Some(cq) = parents.polled_by_this_thread().cloned() {
             cq.defer(Box::new(Object { raw: self.raw, parents }));
             return Err(Error::PollInProgress { verb: P::VERB });

@@ -10,6 +10,8 @@
 #[allow(unsafe_code)]
 #[doc(hidden)]
 pub mod abi;
+#[allow(unsafe_code)]
+pub mod check;
 #[doc(hidden)]
 pub mod cm;
 mod control;

@@ -10,7 +10,7 @@ use rdma_safe::{Access, Buffer, Endpoint, EndpointBuilder, ExposedRegion, Operat
 use crate::owned::wait;
 use crate::support::lab::{Data, Lab, Mode, Op, Side, Wr};
 use crate::support::link::connected;
-use crate::support::{device_without_faults, pattern};
+use crate::support::{device_without_checker, pattern};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -114,7 +114,7 @@ fn raw_round(lab: &mut Lab, list: bool) {
 #[test]
 #[cfg_attr(miri, ignore = "packets in memory are allocated")]
 fn the_raw_api_does_not_allocate() {
-    let Some(rdma) = device_without_faults("delayed packets are stored in memory") else { return };
+    let Some(rdma) = device_without_checker("delayed packets are stored in memory") else { return };
     for mode in Mode::each() {
         for list in [false, true] {
             let mut lab = Lab::builder(&rdma, mode).sges(if list { 2 } else { 1 }).inline(64).build();
@@ -176,7 +176,7 @@ impl Exchange {
 #[test]
 #[cfg_attr(miri, ignore = "packets in memory are allocated")]
 fn the_owned_api_does_not_allocate() {
-    let Some(rdma) = device_without_faults("delayed packets are stored in memory") else { return };
+    let Some(rdma) = device_without_checker("delayed packets are stored in memory") else { return };
     let bytes = pattern(1, 200);
     for mode in Mode::each() {
         for events in [false, true] {

@@ -1,5 +1,7 @@
 //! The first examples, which take no arguments.
 
+use rdma_safe::device::DeviceCapabilities;
+
 use crate::support::device;
 use crate::support::program::Program;
 
@@ -35,6 +37,24 @@ fn hello_write_writes_to_memory_and_reads_from_it() {
 fn hello_many_answers_each_client() {
     let Some(lines) = lines_of("hello_many") else { return };
     let expected = [1, 2, 3].map(|number| format!(r#"client {number}: received "hello, client {number}""#));
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn memory_windows_revokes_one_of_four_clients() {
+    let Some(rdma) = device() else { return };
+    let any = DeviceCapabilities::MEM_WINDOW_TYPE_2A | DeviceCapabilities::MEM_WINDOW_TYPE_2B;
+    if !rdma.attributes().capabilities().intersects(any) {
+        println!("skipped: the device has no windows of type 2");
+        return;
+    }
+    let Some(lines) = lines_of("memory_windows") else { return };
+    let text = |number: u32| if number == 1 { "before" } else { "after!" };
+    let mut expected = vec!["client 1 is revoked".to_owned(), "client 1: the write was refused".to_owned()];
+    expected.extend((0..4).map(|number| format!("client {number}: the write succeeded")));
+    expected.extend([0, 2, 3].map(|number| format!("client {number}: the write succeeded")));
+    expected.extend((0..4).map(|number| format!("part {number} holds {:?}", text(number))));
+    expected.sort();
     assert_eq!(lines, expected);
 }
 

@@ -63,6 +63,7 @@ mod drain;
 mod drop_order;
 mod endpoint_set_faults;
 mod endpoint_sets;
+mod endpoint_windows;
 mod explanations;
 mod failing_destruction;
 mod failing_posts;
@@ -71,6 +72,8 @@ mod false_completions;
 mod file_transfer;
 #[cfg(not(miri))]
 mod floods;
+#[cfg(not(miri))]
+mod forks;
 mod hello;
 #[cfg(not(miri))]
 mod hello_service;

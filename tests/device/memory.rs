@@ -196,6 +196,28 @@ fn huge_pages_are_registered_where_there_are_any_and_refused_elsewhere() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it maps huge pages")]
+fn memory_near_the_device_in_any_kind_of_pages_is_registered() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let node = rdma.numa_node();
+    if rdma.is_soft() || rdma.is_rxe() {
+        assert_eq!(node, None, "a software device belongs to no node");
+    }
+    let mut pages = HugePages::or_ordinary(3 << 20).unwrap();
+    println!("{:?} pages: {:?} {:?}, node {node:?}", pages.kind(), pages.explicit_error(), pages.transparent_error());
+    if let Some(node) = node {
+        pages = pages.on_node(node).unwrap();
+    }
+    let (mut buffer, rest) = pd.register(pages).unwrap().into_split(1 << 20).unwrap();
+    let mut ends = connected(rdma.endpoint(&pd));
+    buffer.fill_from(&pattern(10, 1 << 20)).unwrap();
+    ends.1.receive(rest).unwrap();
+    let (_, received) = through_the_device(&mut ends, buffer);
+    assert!(received == pattern(10, 1 << 20));
+}
+
+#[test]
 fn parts_of_one_registration_are_in_flight_independently() {
     const PARTS: usize = 16;
     let Some(rdma) = device() else { return };

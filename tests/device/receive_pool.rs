@@ -16,7 +16,7 @@ use crate::support::interposer::{Bad, PostFault, interposed};
 use crate::support::lab::Mode;
 use crate::support::link::connect;
 use crate::support::miri::one_under_miri;
-use crate::support::{DEADLINE, Rdma, in_flight};
+use crate::support::{DEADLINE, Rdma, in_flight, skips_when_checked};
 
 /// Two endpoints that use one pool of four receives, and their peers.
 struct Service {
@@ -323,6 +323,10 @@ const COUNTER: u64 = 1 << 31;
 
 #[test]
 fn a_completion_without_a_matching_receive_returns_no_buffer() {
+    if skips_when_checked("memory of receives whose completion is invented is deregistered, which the checker reports")
+    {
+        return;
+    }
     for &mode in one_under_miri(&[Mode::EXTENDED, Mode::CLASSIC]) {
         let Some(soft) = interposed() else { return };
         let pd = soft.pd();

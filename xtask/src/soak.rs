@@ -9,7 +9,10 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::test::{ALL_MODES, SCALE};
-use crate::{process, softroce};
+use crate::{process, softroce, workspace};
+
+/// Schedules of [`Part::Schedules`]. The tests run 100.
+const SCHEDULES: &str = "10000";
 
 /// Repeats tests for hours: seeds of packet loss, floods, states of connections, programs from Debian's packages, guests, Miri; and
 /// tests the tests with mutants
@@ -47,6 +50,8 @@ enum Part {
     Floods,
     /// More states and random runs of soft0's connection manager, and more hostile messages
     Explore,
+    /// Regions and pages that come and go in random order, under the checker of soft0
+    Schedules,
     /// Programs from Debian's packages on soft0
     Foreign,
     /// The device tests in a SoftRoCE guest
@@ -68,7 +73,7 @@ impl Part {
             Part::Foreign => &["--only", "foreign", "--repeat", &repeat],
             Part::Guests => &["--only", "device", "--repeat", &repeat],
             Part::Miri => &["--only", "miri"],
-            Part::Mutants => &[],
+            Part::Schedules | Part::Mutants => &[],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
     }
@@ -76,6 +81,19 @@ impl Part {
     fn run(self, args: &Args) -> Result<i32> {
         if self == Part::Mutants {
             return mutants::run(args.mutants, args.mutants_seed);
+        }
+        if self == Part::Schedules {
+            let mut command = Command::new(workspace::cargo());
+            command.current_dir(workspace::root()).args([
+                "test",
+                "--package",
+                "rdma-soft",
+                "--test",
+                "check",
+                "no_byte",
+            ]);
+            command.env("RDMA_SOFT_SCHEDULES", SCHEDULES);
+            return Ok(process::shell_status(command.status()?));
         }
         let mut command = Command::new(softroce::THIS_PROGRAM);
         command.arg("test").args(self.words(args));

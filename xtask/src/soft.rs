@@ -15,7 +15,9 @@ Examples:
   cargo xtask soft -- ibv_rc_pingpong -g 0              the server; in another shell, the client:
   cargo xtask soft -- ibv_rc_pingpong -g 0 localhost
   cargo xtask soft --faults seed=7,drop=0.01,delay=50us -- ib_write_bw
-  cargo xtask soft --addr 10.0.0.1 -- ib_send_lat       reachable from other hosts and other RNICs";
+  cargo xtask soft --addr 10.0.0.1 -- ib_send_lat       reachable from other hosts and other RNICs
+  cargo xtask soft --check -- my-program                reports misuse of RDMA memory, queues and keys; status 66
+  cargo xtask soft --check backtrace,suppress=overlap -- my-program";
 
 /// Run a program that uses libibverbs, in any language, on soft0: a software RNIC in the program's own process
 ///
@@ -31,6 +33,10 @@ pub(crate) struct Args {
     /// Comma-separated addresses of this machine for the device [default: a free one of 127.0.0.0/8] (RDMA_SOFT_ADDR)
     #[arg(long, value_name = "IP")]
     addr: Option<String>,
+    /// Report misuse of memory, queues and keys on standard error (RDMA_SOFT_CHECK). OPTIONS are separated by commas:
+    /// backtrace, suppress=KIND,KIND, text=FILE, json=FILE, exit=N, bytes=N, memlock=N, limit=N; see docs/soft.md
+    #[arg(long, value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "1")]
+    check: Option<String>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -77,7 +83,9 @@ impl Args {
         let mut command = Command::new(program);
         command.args(arguments);
         preload(&mut command, library, preloaded)?;
-        for (variable, value) in [("RDMA_SOFT_FAULTS", &self.faults), ("RDMA_SOFT_ADDR", &self.addr)] {
+        for (variable, value) in
+            [("RDMA_SOFT_FAULTS", &self.faults), ("RDMA_SOFT_ADDR", &self.addr), ("RDMA_SOFT_CHECK", &self.check)]
+        {
             if let Some(value) = value {
                 command.env(variable, value);
             }
@@ -118,6 +126,17 @@ mod tests {
         let plain = parse(&["ibv_devinfo", "-v"]).command(Path::new("/t/librdma_soft.so"), None).unwrap();
         assert_eq!(variable(&plain, "LD_PRELOAD").as_deref(), Some("/t/librdma_soft.so"));
         assert_eq!(variable(&plain, "RDMA_SOFT_FAULTS"), None, "without the option, the inherited variable applies");
+    }
+
+    #[test]
+    fn the_checker_has_options_and_defaults() {
+        let check = |words: &[&str]| {
+            let args = parse(&[words, &["--", "true"]].concat());
+            variable(&args.command(Path::new("/t/librdma_soft.so"), None).unwrap(), "RDMA_SOFT_CHECK")
+        };
+        assert_eq!(check(&[]), None);
+        assert_eq!(check(&["--check"]).as_deref(), Some("1"));
+        assert_eq!(check(&["--check", "backtrace,exit=9"]).as_deref(), Some("backtrace,exit=9"));
     }
 
     #[test]

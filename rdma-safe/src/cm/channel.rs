@@ -12,8 +12,9 @@ use super::error::failed;
 use super::{CmError, Event, EventKind, Id, Parameters};
 use crate::errno::{check_neg, check_ptr};
 use crate::error::Verb;
+use crate::fork::{self, Creator};
 use crate::id::CmId;
-use crate::{Errno, Result, readiness};
+use crate::{Errno, Error, Result, readiness};
 
 /// A channel of events: `struct rdma_event_channel`. Clones share it.
 ///
@@ -35,6 +36,7 @@ struct Inner {
     cm: &'static RdmaCm,
     /// Ids that refuse calls. Its lock serializes all calls on the channel and on the ids that report to it.
     ended: Mutex<EndedIds>,
+    creator: Creator,
 }
 
 /// Ids of a channel that can only be destroyed.
@@ -83,6 +85,9 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.creator.is_parent() {
+            return;
+        }
         // SAFETY: every id that reports to the channel holds an `Arc` of the channel, so no such id is left. An id that could
         // not be destroyed has leaked its `Arc`.
         unsafe { (self.cm.rdma_destroy_event_channel)(self.raw.as_ptr()) }
@@ -101,12 +106,14 @@ impl EventChannel {
         /// are serialized.
         static OPENING: Mutex<()> = Mutex::new(());
         let cm = rdmacm()?;
+        fork::watch().map_err(|errno| failed(Verb::PthreadAtfork, errno))?;
         let guard = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the function has no arguments.
         let raw = check_ptr(|| unsafe { (cm.rdma_create_event_channel)() })
             .map_err(|errno| failed(Verb::RdmaCreateEventChannel, errno))?;
         drop(guard);
-        let channel = EventChannel { inner: Arc::new(Inner { raw, cm, ended: Mutex::default() }) };
+        let channel =
+            EventChannel { inner: Arc::new(Inner { raw, cm, ended: Mutex::default(), creator: Creator::current() }) };
         readiness::set_blocking(&channel, false).map_err(|errno| failed(Verb::Fcntl, errno))?;
         Ok(channel)
     }
@@ -118,6 +125,7 @@ impl EventChannel {
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn try_event(&self) -> Result<Option<Event>> {
+        self.require_own()?;
         let cm = self.cm();
         let mut ended = self.lock();
         if let Some(&id) = ended.failed_leave.first() {
@@ -181,6 +189,14 @@ impl EventChannel {
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_event_channel {
         self.inner.raw.as_ptr()
+    }
+
+    /// Returns an error if the channel was opened by the parent of this process.
+    pub(super) fn require_own(&self) -> Result<()> {
+        match self.inner.creator.is_parent() {
+            true => Err(Error::Inherited { object: "rdma_cm".into() }),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn cm(&self) -> &'static RdmaCm {

@@ -71,6 +71,7 @@ impl Id {
     /// [`CmError::Call`](super::CmError::Call).
     #[doc(alias = "rdma_create_id")]
     pub fn new(channel: &EventChannel, space: PortSpace) -> Result<Self> {
+        channel.require_own()?;
         let name = CmId::next();
         let mut raw = null_mut();
         {
@@ -449,6 +450,8 @@ impl Id {
     /// # Safety
     /// Must be called once. The id must not be used afterwards.
     unsafe fn end(&mut self) -> Result<()> {
+        // Checked before locking, since a thread that exists only in the parent process may hold the lock.
+        self.channel.require_own()?;
         let groups = std::mem::take(&mut self.groups);
         let mut ended = self.channel.lock();
         for group in groups {
@@ -523,6 +526,7 @@ impl Id {
         verb: Verb,
         function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> Result<c_int, Errno>,
     ) -> Result<()> {
+        self.channel.require_own()?;
         let ended = self.channel.lock();
         ended.check(self.name, verb)?;
         function(self.channel.cm(), self.raw.as_ptr()).map(drop).map_err(|errno| failed(verb, errno))

@@ -85,6 +85,7 @@ impl CompletionQueueBuilder {
     #[doc(alias = "ibv_create_cq_ex")]
     #[doc(alias = "ibv_create_cq")]
     pub fn build(self) -> Result<CompletionQueue> {
+        self.context.require_own()?;
         if let Some(channel) = &self.channel {
             self.context.require_same(channel.context(), "completion channel")?;
         }

@@ -244,7 +244,9 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        self.end_poll();
+        if !self.context().is_inherited() {
+            self.end_poll();
+        }
         // The thread of a forgotten cursor may have deferred a drop while another thread, which the queue was moved to,
         // ended the cursor.
         self.shared.drop_deferred();

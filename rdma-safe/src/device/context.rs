@@ -12,6 +12,7 @@ use crate::cq::CompletionQueueBuilder;
 use crate::device::{DeviceAttributes, Quirks, TransportType};
 use crate::errno::{check, check_neg, check_ptr};
 use crate::error::Verb;
+use crate::fork::{self, Creator};
 use crate::port::PortAttributes;
 use crate::{CompletionChannel, Device, Errno, Error, Gid, GidType, ProtectionDomain, Result};
 
@@ -30,6 +31,7 @@ struct Inner {
     quirks: Quirks,
     /// Whether to close the context on drop.
     owned: bool,
+    creator: Creator,
 }
 
 // SAFETY: libibverbs is thread-safe: any thread may call it with a context (rdma-core Documentation/libibverbs.md,
@@ -40,7 +42,7 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.owned {
+        if !self.owned || self.creator.is_parent() {
             return;
         }
         // SAFETY: every object made from this context holds an `Arc` of the context, so no such object is left. The manual
@@ -51,7 +53,7 @@ impl Drop for Inner {
 
 impl Context {
     pub(crate) fn open(device: &Device, verbs: &'static Verbs) -> Result<Context> {
-        crate::fork::device_opened();
+        fork::device_opened();
         // SAFETY: the device is valid as long as `device`.
         let raw = check_ptr(|| unsafe { (verbs.ibv_open_device)(device.as_raw()) })
             .map_err(|errno| Error::OpenDevice { device: device.name(), errno })?;
@@ -66,9 +68,13 @@ impl Context {
         transport: TransportType,
         owned: bool,
     ) -> Result<Context> {
+        let watched = fork::watch();
         // Created before the attributes are queried, so that an error closes the device.
         let (attributes, quirks) = (DeviceAttributes::zeroed(), Quirks::default());
-        let mut inner = Inner { raw, verbs, name, transport, attributes, quirks, owned };
+        let mut inner = Inner { raw, verbs, name, transport, attributes, quirks, owned, creator: Creator::current() };
+        if let Err(errno) = watched {
+            return Err(Error::Verb { verb: Verb::PthreadAtfork, device: inner.name.clone(), errno });
+        }
         inner.attributes = query_device(&inner)?;
         inner.quirks = Quirks::of(&inner.attributes, verbs);
         Ok(Context { inner: Arc::new(inner) })
@@ -106,7 +112,7 @@ impl Context {
     /// See [`Context::from_raw`].
     unsafe fn adopt(raw: NonNull<ibv_context>, owned: bool) -> Result<Context> {
         let verbs = rdma_sys::verbs()?;
-        crate::fork::device_opened();
+        fork::device_opened();
         // SAFETY: the caller guarantees that the context, and so its device, is valid. The name is a NUL-terminated
         // string in it.
         let (name, transport) = unsafe {
@@ -142,6 +148,16 @@ impl Context {
     #[must_use]
     pub fn quirks(&self) -> Quirks {
         self.inner.quirks
+    }
+
+    /// The NUMA node that the device is attached to: `numa_node` in sysfs, read in each call.
+    ///
+    /// `None` if the host has one node, and for software devices. Memory on this node is nearest to the device, see
+    /// [`HugePages::on_node`](crate::mr::HugePages::on_node).
+    #[must_use]
+    pub fn numa_node(&self) -> Option<u32> {
+        let path = format!("/sys/class/infiniband/{}/device/numa_node", self.device_name());
+        parse_node(&std::fs::read_to_string(path).ok()?)
     }
 
     /// Number of completion vectors, across which completion events can be spread.
@@ -292,6 +308,7 @@ impl Context {
     /// [`Error::AllocPd`].
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
+        self.require_own()?;
         ProtectionDomain::new(self)
     }
 
@@ -301,6 +318,7 @@ impl Context {
     /// [`Error::CreateChannel`].
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_channel(&self) -> Result<CompletionChannel> {
+        self.require_own()?;
         CompletionChannel::new(self)
     }
 
@@ -340,7 +358,28 @@ impl Context {
 
     #[cold]
     pub(crate) fn verb_error(&self, verb: Verb, errno: Errno) -> Error {
+        if self.is_inherited() {
+            return self.inherited();
+        }
         Error::Verb { verb, device: self.device_name().into(), errno }
+    }
+
+    /// Whether this process was forked after the device was opened. The device then belongs to the parent.
+    #[inline(always)]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.inner.creator.is_parent()
+    }
+
+    /// Returns an error if the device was opened by the parent of this process.
+    #[inline(always)]
+    pub(crate) fn require_own(&self) -> Result<()> {
+        if self.is_inherited() { Err(self.inherited()) } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn inherited(&self) -> Error {
+        Error::Inherited { object: self.device_name().into() }
     }
 
     /// The error of a verb that not every provider has.
@@ -396,5 +435,20 @@ fn gid_entry(raw: &ibv_gid_entry) -> GidEntry {
         port: raw.port_num as u8,
         gid_type: GidType(raw.gid_type),
         interface_index: raw.ndev_ifindex,
+    }
+}
+
+/// The number of a NUMA node; `None` for -1, which means no node.
+fn parse_node(text: &str) -> Option<u32> {
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_node;
+
+    #[test]
+    fn a_negative_numa_node_is_none() {
+        assert_eq!(["0\n", "1\n", "-1\n", "", "x"].map(parse_node), [Some(0), Some(1), None, None, None]);
     }
 }

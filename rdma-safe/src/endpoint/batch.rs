@@ -7,7 +7,7 @@ use super::datagram::{DatagramSlots, Peer};
 use super::gates::Gates;
 use super::ring::{Kind, Ring};
 use super::work::{ATOMIC, Data, Verb};
-use super::{BatchError, Poster, Rejected, UnsignaledRun, Work, WorkId};
+use super::{BatchError, Operation, Poster, Rejected, UnsignaledRun, Work, WorkId};
 use crate::interface::Interface;
 use crate::qp::Shared;
 use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
@@ -218,6 +218,23 @@ impl Batch<'_> {
         let sequence = self.sends.stage(buffer, Kind { operation: verb.operation(), signaled, silent });
         self.run = UnsignaledRun { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
         WorkId(sequence)
+    }
+
+    /// Adds work on a memory window, which has no buffer and is always signaled.
+    #[inline]
+    pub(super) fn add_window_work<R>(
+        &mut self,
+        operation: Operation,
+        add: impl FnOnce(&mut SendBatch<'_>, WorkRequest) -> Result<R, PostError>,
+    ) -> Result<(WorkId, R), PostError> {
+        let sequence = self.sends.next_sequence();
+        if sequence >= self.limit {
+            return Err(self.sends.full_error(self.qp.number()));
+        }
+        let added = add(&mut self.raw, WorkRequest::new(sequence).signaled())?;
+        self.sends.stage(None, Kind::signaled(operation));
+        self.run = UnsignaledRun { len: 0, end: sequence + 1 };
+        Ok((WorkId(sequence), added))
     }
 
     /// Number of pieces of work in the batch.

@@ -531,6 +531,7 @@ impl<'a> EndpointBuilder<'a> {
                 receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
                 pool: self.pool,
                 datagrams: slots,
+                windows: None,
                 keepalive: keepalive.map(Keepalive::new).map(Box::new),
                 peer_left: false,
                 destroyed: false,

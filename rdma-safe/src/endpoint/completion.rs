@@ -47,6 +47,10 @@ pub enum Operation {
     /// The write consumed a posted receive, whose buffer is returned with length 0. [`Completion::byte_len`] is the
     /// number of bytes written. Their location is not reported: the immediate data or the protocol has to tell it.
     ReceiveWrite,
+    /// The binding of a memory window: [`Endpoint::bind_window`](crate::Endpoint::bind_window).
+    BindWindow,
+    /// The invalidation of a memory window: [`Endpoint::invalidate_window`](crate::Endpoint::invalidate_window).
+    InvalidateWindow,
     /// The keepalive of an idle connection has failed: the peer is gone. See [`Completion::connection_lost`].
     ///
     /// Only an endpoint with [`EndpointBuilder::keepalive`](crate::EndpointBuilder::keepalive) reports this, at most once.

@@ -18,6 +18,7 @@ mod post;
 mod ring;
 mod set;
 mod wait;
+mod windows;
 mod work;
 
 use std::fmt;
@@ -48,6 +49,7 @@ pub use keepalive::{ConnectionLost, KeepaliveError};
 pub use pool::ReceivePool;
 pub(crate) use set::Provisional;
 pub use set::{EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
+pub use windows::{BoundWindow, RejectedWindow};
 pub use work::Work;
 
 /// A connection that is used without `unsafe`: a reliable one by default, see [`EndpointBuilder::qp_type`].
@@ -118,6 +120,8 @@ struct Live {
     /// Headers, senders and address handles of a datagram endpoint.
     datagrams: Option<Box<datagram::DatagramSlots>>,
     keepalive: Option<Box<Keepalive>>,
+    /// Memory windows of the queue pair, which are deallocated before it is destroyed.
+    windows: Option<Box<windows::Windows>>,
     /// The connection manager has told that the peer has ended the connection.
     peer_left: bool,
     /// `qp` has been taken.
@@ -246,7 +250,8 @@ impl<I: Interface> Endpoint<I> {
     /// Nothing else will poll their completions, and the pool reserves a slot for each until then.
     fn take_pool_buffers(&mut self) -> Vec<Buffer> {
         let mut buffers = Vec::new();
-        if self.poster.live.pool.is_none() || self.poster.live.destroyed {
+        let Live { pool, destroyed, .. } = &self.poster.live;
+        if pool.is_none() || *destroyed || self.cq.context().is_inherited() {
             return buffers;
         }
         // After this, receives complete only as flushed.
@@ -316,6 +321,8 @@ impl Live {
         if std::mem::replace(&mut self.destroyed, true) {
             return Ok(());
         }
+        // A bound window keeps its queue pair.
+        self.windows = None;
         // SAFETY: `destroyed` was false, so `qp` has not been taken. It is not used later, because the only callers,
         // `close` and `drop`, end the endpoint.
         let qp = unsafe { ManuallyDrop::take(&mut self.qp) };

@@ -395,7 +395,7 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
 #[cold]
 #[inline(never)]
 pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkCompletion<'_>) -> Result<(), PollError> {
-    let Live { sends, receives, pool, datagrams, keepalive, peer_left, .. } = live;
+    let Live { sends, receives, pool, datagrams, keepalive, windows, peer_left, .. } = live;
     let header = if datagrams.is_some() { Grh::LEN as u32 } else { 0 };
     let id = found.wr_id();
     let status = found.status();
@@ -432,6 +432,13 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
             }
         }
     };
+    if let (Some(windows), true) = (windows, known) {
+        if id & RECEIVE == 0 {
+            windows.completed(id, failed.is_none());
+        } else if failed.is_none() && found.flags().contains(WcFlags::WITH_INV) {
+            windows.invalidated_by_peer(found.imm_or_key());
+        }
+    }
     if let (Some(keepalive), true) = (keepalive, failed.is_some()) {
         // The user learns from this completion that the connection is lost.
         keepalive.end();

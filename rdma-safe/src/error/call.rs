@@ -2,7 +2,7 @@
 
 use crate::address::AddressError;
 use crate::cm::CmError;
-use crate::error::{HugePagesError, Verb};
+use crate::error::{HugePagesError, PagesError, Verb};
 use crate::qp::ModifyError;
 use crate::{Errno, Error, PollError, PostError};
 
@@ -31,6 +31,9 @@ impl Error {
             Error::RegisterDmaBuf { errno, .. } => (Verb::RegDmabufMr, errno),
             Error::AllocateDeviceMemory { errno, .. } => (Verb::AllocDm, errno),
             Error::MapHugePages(HugePagesError { errno, .. }) => (Verb::Mmap, errno),
+            Error::Pages(PagesError::Transparent { errno, .. }) => (Verb::Madvise, errno),
+            Error::Pages(PagesError::Node { errno, .. }) => (Verb::Mbind, errno),
+            Error::Pages(PagesError::Never { .. }) => return None,
             Error::CreateChannel { errno } => (Verb::CreateCompChannel, errno),
             Error::Channel { verb, errno } | Error::AsyncEvents { verb, errno, .. } => (*verb, errno),
             Error::CreateCompletionQueue { errno, .. } => (Verb::CreateCq, errno),
@@ -60,6 +63,7 @@ impl Error {
             // Lists all variants, so that a new variant with an `errno` cannot be forgotten here.
             Error::Load(_)
             | Error::NoDevice
+            | Error::Inherited { .. }
             | Error::DeviceNotFound { .. }
             | Error::NoSuchPort { .. }
             | Error::NoSuchGid { .. }

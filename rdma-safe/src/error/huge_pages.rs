@@ -18,6 +18,47 @@ pub struct HugePagesError {
     pub errno: Errno,
 }
 
+/// The kernel did not make pages transparently huge, or did not place memory on a NUMA node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PagesError {
+    /// The administrator has disabled transparent huge pages.
+    #[error(
+        "{len} bytes cannot have transparent huge pages, because /sys/kernel/mm/transparent_hugepage/enabled is `never`: as \
+         root, write `madvise` to it"
+    )]
+    Never {
+        /// Requested length in bytes.
+        len: usize,
+    },
+
+    /// `madvise(2)` with `MADV_HUGEPAGE` failed, with `EINVAL` if the kernel has no transparent huge pages.
+    #[error(
+        "madvise of {len} bytes with MADV_HUGEPAGE failed: {errno}; EINVAL means a kernel without transparent huge pages \
+         (CONFIG_TRANSPARENT_HUGEPAGE)"
+    )]
+    Transparent {
+        /// Requested length in bytes.
+        len: usize,
+        /// The reported error.
+        errno: Errno,
+    },
+
+    /// `mbind(2)` failed, with `EINVAL` if the host has no such node.
+    #[error(
+        "placing {len} bytes on NUMA node {node} failed: {errno}; /sys/devices/system/node/has_memory lists the nodes with \
+         memory, and a container may forbid mbind(2)"
+    )]
+    Node {
+        /// Requested node.
+        node: u32,
+        /// Length of the memory in bytes.
+        len: usize,
+        /// The reported error.
+        errno: Errno,
+    },
+}
+
 impl fmt::Display for HugePagesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let HugePagesError { len, pages, free, errno } = self;

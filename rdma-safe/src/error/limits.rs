@@ -21,6 +21,39 @@ pub(super) fn allocate_device_memory(
     )
 }
 
+pub(super) fn part_size(size: &usize, capacity: &usize, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "a buffer of {capacity} bytes cannot be split into parts of {size}: no part may be empty or larger than the buffer"
+    )
+}
+
+pub(super) fn register_dmabuf(
+    offset: &u64,
+    len: &usize,
+    access: &crate::Access,
+    errno: &Errno,
+    f: &mut Formatter<'_>,
+) -> Result {
+    write!(
+        f,
+        "ibv_reg_dmabuf_mr of {len} bytes from {offset} with {access:?} failed: {errno}; the descriptor must belong to a \
+         DMA-BUF that contains these bytes"
+    )
+}
+
+pub(super) fn modify_work_queue(
+    from: &crate::wq::WorkQueueState,
+    to: &crate::wq::WorkQueueState,
+    errno: &Errno,
+    f: &mut Formatter<'_>,
+) -> Result {
+    write!(
+        f,
+        "moving a work queue from {from} to {to} failed: {errno}; allowed are RESET to RDY, RDY to ERR, and any state to RESET"
+    )
+}
+
 pub(super) fn create_completion_queue(
     entries: &u32,
     max_entries: &u32,

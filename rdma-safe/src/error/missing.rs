@@ -29,6 +29,17 @@ pub(super) const NO_DEVICE: &str = concat!(
 pub(super) const NO_CHANNEL: &str = "there is no completion channel for events: build the queue with \
      CompletionQueueBuilder::channel, the endpoint with EndpointBuilder::events, or the set with EndpointSetBuilder::events";
 
+pub(super) const FOREIGN_MEMORY: &str = "memory of a provider must be registered in exactly the domain that it was allocated \
+     from, not in a parent domain of it: call alloc_buf on the domain that registers it";
+
+pub(super) fn completion_fields(fields: &crate::WcFields, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "this device cannot report {fields:?} in a completion; leave them out of CompletionQueueBuilder::fields, and \
+         EndpointBuilder::timestamps unset"
+    )
+}
+
 /// The message includes the library's error, so that error is not a `source`.
 impl From<&'static LoadError> for Error {
     fn from(error: &'static LoadError) -> Error {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma_sys::LoadError;
 
 pub use crate::errno::Errno;
-pub use huge_pages::HugePagesError;
+pub use huge_pages::{HugePagesError, PagesError};
 pub(crate) use missing::use_soft0;
 pub(crate) use verb::Family;
 pub use verb::Verb;
@@ -111,6 +111,15 @@ pub enum Error {
         port: u8,
     },
 
+    /// The object was created in the parent of this process, see [`fork`](crate::fork).
+    #[error(
+        "{object} was opened before this process was forked, and belongs to the parent: open it again in this process"
+    )]
+    Inherited {
+        /// Name of the device, or `rdma_cm` for an event channel or an id.
+        object: String,
+    },
+
     /// `ibv_alloc_pd(3)` failed.
     #[error("ibv_alloc_pd failed: {errno}; the device may be out of protection domains")]
     AllocPd {
@@ -128,6 +137,10 @@ pub enum Error {
     /// Huge pages could not be mapped.
     #[error(transparent)]
     MapHugePages(#[from] HugePagesError),
+
+    /// The kernel did not make pages transparently huge, or did not place memory on a NUMA node.
+    #[error(transparent)]
+    Pages(#[from] PagesError),
 
     /// A region of zero length.
     #[error("a memory region or window must have at least one byte")]
@@ -150,9 +163,7 @@ pub enum Error {
     },
 
     /// A buffer cannot be split into parts of this size.
-    #[error(
-        "a buffer of {capacity} bytes cannot be split into parts of {size}: no part may be empty or larger than the buffer"
-    )]
+    #[error(fmt = limits::part_size)]
     PartSize {
         /// Size of a part in bytes.
         size: usize,
@@ -172,10 +183,7 @@ pub enum Error {
     },
 
     /// `ibv_reg_dmabuf_mr(3)` failed.
-    #[error(
-        "ibv_reg_dmabuf_mr of {len} bytes from {offset} with {access:?} failed: {errno}; the descriptor must belong to \
-         a DMA-BUF that contains these bytes"
-    )]
+    #[error(fmt = limits::register_dmabuf)]
     RegisterDmaBuf {
         /// Start of the region in the DMA-BUF, in bytes.
         offset: u64,
@@ -285,20 +293,14 @@ pub enum Error {
     },
 
     /// The provider cannot report these completion fields.
-    #[error(
-        "this device cannot report {fields:?} in a completion; leave them out of CompletionQueueBuilder::fields, and \
-         EndpointBuilder::timestamps unset"
-    )]
+    #[error(fmt = missing::completion_fields)]
     CompletionFields {
         /// Requested fields that are optional, or that the device accepts without implementing them.
         fields: crate::WcFields,
     },
 
     /// Memory of a provider was to be registered in another domain than its own.
-    #[error(
-        "memory of a provider must be registered in exactly the domain that it was allocated from, not in a parent domain of \
-         it: call alloc_buf on the domain that registers it"
-    )]
+    #[error("{}", missing::FOREIGN_MEMORY)]
     ForeignMemory,
 
     /// A completion queue was to be created in a domain that is not a parent domain.
@@ -466,9 +468,7 @@ pub enum Error {
     },
 
     /// `ibv_modify_wq(3)` failed to change the state of a work queue.
-    #[error(
-        "moving a work queue from {from} to {to} failed: {errno}; allowed are RESET to RDY, RDY to ERR, and any state to RESET"
-    )]
+    #[error(fmt = limits::modify_work_queue)]
     ModifyWorkQueue {
         /// Former state, as far as known.
         from: crate::wq::WorkQueueState,

@@ -152,7 +152,10 @@ verbs! {
         SetCompCntr = "ibv_set_comp_cntr",
         SetEce = "ibv_set_ece",
         SetErrCompCntr = "ibv_set_err_comp_cntr",
+        PthreadAtfork = "pthread_atfork(3)",
         Mmap = "mmap(2)",
+        Madvise = "madvise(2)",
+        Mbind = "mbind(2)",
         PollFd = "poll(2)",
         ///
         /// Polling a completion queue: `ibv_poll_cq(3)`, or `ibv_start_poll` and `ibv_next_poll`.

@@ -283,6 +283,8 @@ fn opcode(operation: Operation) -> WcOpcode {
         Operation::Receive => WcOpcode::RECV,
         Operation::ReceiveWrite => WcOpcode::RECV_RDMA_WITH_IMM,
         Operation::Keepalive => WcOpcode::RDMA_WRITE,
+        Operation::BindWindow => WcOpcode::BIND_MW,
+        Operation::InvalidateWindow => WcOpcode::LOCAL_INV,
     }
 }
 

@@ -4,8 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use super::{Home, ProviderMemory};
-use crate::error::HugePagesError;
-use crate::{Errno, Error, Result};
+use crate::{Error, Result};
 
 /// Memory that a region owns. It is freed after the region is deregistered.
 ///
@@ -17,7 +16,7 @@ use crate::{Errno, Error, Result};
 /// the bytes. If it panics, the process may be aborted. If `provider_memory()` returns memory, the bytes must belong to
 /// it.
 ///
-/// [`Pages`] and [`HugePages`] implement it. For memory of another allocator, implement it like this:
+/// [`Pages`] and [`HugePages`](super::HugePages) implement it. For memory of another allocator, implement it like this:
 ///
 /// ```
 /// # #[cfg(feature = "soft")]
@@ -142,66 +141,6 @@ impl Drop for Pages {
     }
 }
 
-/// Zeroed huge pages: `mmap(2)` with `MAP_HUGETLB`. Fewer pages mean fewer entries in the device's translation cache.
-#[derive(Debug)]
-pub struct HugePages {
-    address: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping is owned and not tied to a thread.
-unsafe impl Send for HugePages {}
-
-impl HugePages {
-    const PAGE: usize = 2 << 20;
-
-    /// Maps at least `len` bytes, rounded up to pages of 2 MiB.
-    ///
-    /// # Errors
-    /// [`Error::MapHugePages`], with `ENOMEM` when not enough huge pages are free: see `/proc/sys/vm/nr_hugepages`.
-    /// [`Error::EmptyRegion`] for no bytes; [`Error::Allocate`] if `len` exceeds the address space.
-    pub fn new(len: usize) -> Result<Self> {
-        if len == 0 {
-            return Err(Error::EmptyRegion);
-        }
-        let rounded = len.checked_next_multiple_of(Self::PAGE).ok_or(Error::Allocate { len })?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
-        // SAFETY: a new anonymous mapping at an address chosen by the kernel affects no existing memory.
-        let address = unsafe { libc::mmap(std::ptr::null_mut(), rounded, protection, flags, -1, 0) };
-        if address == libc::MAP_FAILED {
-            let (errno, pages) = (Errno::last(), rounded / Self::PAGE);
-            return Err(HugePagesError { len, pages, free: Self::free(), errno }.into());
-        }
-        let address = NonNull::new(address.cast()).ok_or(Error::Allocate { len })?;
-        Ok(HugePages { address, len: rounded })
-    }
-
-    /// Number of free pages, if the kernel has pages of this size.
-    fn free() -> Option<usize> {
-        let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
-        text.trim().parse().ok()
-    }
-}
-
-// SAFETY: `HugePages` owns one anonymous mapping, zeroed by the kernel, unmapped on drop.
-unsafe impl Backing for HugePages {
-    fn address(&self) -> NonNull<u8> {
-        self.address
-    }
-
-    fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length, and unmapped once.
-        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
-    }
-}
-
 /// The allocation of a boxed slice, without the uniqueness that moving a `Box` asserts.
 struct Boxed(NonNull<[u8]>);
 
@@ -253,14 +192,5 @@ mod tests {
         assert!(bytes.iter().all(|byte| *byte == 0));
         assert!(matches!(Pages::new(0), Err(Error::EmptyRegion)));
         assert!(matches!(Pages::new(usize::MAX), Err(Error::Allocate { .. })));
-    }
-
-    #[test]
-    #[cfg(not(miri))]
-    fn unavailable_huge_pages_are_an_error() {
-        let error = HugePages::new(1 << 50).unwrap_err();
-        assert_eq!(error.errno(), Some(Errno(libc::ENOMEM)), "{error}");
-        let needed = format!("{} pages of 2 MiB are needed", 1_u64 << 29);
-        assert!(error.to_string().contains(&needed) && error.to_string().contains("nr_hugepages"), "{error}");
     }
 }

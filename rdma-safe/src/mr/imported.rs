@@ -90,6 +90,9 @@ impl ImportedRegion {
 
 impl Drop for ImportedRegion {
     fn drop(&mut self) {
+        if self.pd.context().is_inherited() {
+            return;
+        }
         // SAFETY: it was imported, is released once, and its domain exists. Work requests that still use its keys
         // contain only their numbers.
         unsafe { (self.pd.context().verbs().ibv_unimport_mr)(self.raw.as_ptr()) }

@@ -18,6 +18,7 @@ mod builder;
 mod dmabuf;
 mod exposed;
 mod home;
+mod huge_pages;
 mod implicit;
 mod imported;
 mod null;
@@ -38,11 +39,12 @@ use crate::{Context, Errno, Error, ProtectionDomain, Result};
 
 pub use access::Access;
 pub use advise::Advice;
-pub use backing::{Backing, HugePages, Pages};
+pub use backing::{Backing, Pages};
 pub use buffer::Buffer;
 pub use builder::RegistrationBuilder;
 pub use exposed::ExposedRegion;
 pub use home::{Home, TakeBack};
+pub use huge_pages::{HugePages, PageKind};
 pub use imported::ImportedRegion;
 pub use null::NullRegion;
 pub use provider_memory::ProviderMemory;
@@ -90,6 +92,7 @@ impl Registration {
         if len == 0 {
             return Err(Error::EmptyRegion);
         }
+        pd.context().require_own()?;
         if access.contains(Access::ON_DEMAND) && pd.context().attributes().on_demand_paging().is_none() {
             return Err(pd.context().unsupported("on-demand paging (Access::ON_DEMAND)"));
         }
@@ -180,9 +183,14 @@ impl Registration {
     #[inline(always)]
     fn release_or<E>(&mut self, failed: impl FnOnce(&Context, Errno) -> E) -> Result<(), E> {
         let Some(pd) = self.pd.take() else { return Ok(()) };
-        // SAFETY: the region is valid and, since `pd` was just taken, released once. Other objects may still pass its
-        // keys to the device, which rejects keys that do not exist.
-        match check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) }) {
+        let released = match pd.context().is_inherited() {
+            // SAFETY: the region is valid and, since `pd` was just taken, released once. Other objects may still pass its
+            // keys to the device, which rejects keys that do not exist.
+            false => check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) }),
+            // The region and its memory belong to the parent process. `failed` then returns another error.
+            true => Err(Errno(libc::EPERM)),
+        };
+        match released {
             // The dependencies are dropped with `self`.
             Ok(()) => Ok(()),
             Err(errno) => {

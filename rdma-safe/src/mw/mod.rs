@@ -178,6 +178,7 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_alloc_mw")]
     pub fn memory_window<K: WindowType>(&self) -> Result<MemoryWindow<K>> {
         let context = self.context();
+        context.require_own()?;
         if !context.attributes().capabilities().intersects(K::NEEDS) {
             return Err(context.unsupported(K::FEATURE));
         }

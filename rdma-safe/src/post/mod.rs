@@ -248,6 +248,10 @@ pub enum PostError {
     #[error("the memory window is not bound")]
     NotBound,
 
+    /// The memory window was bound by another endpoint.
+    #[error("the memory window was bound by another endpoint: invalidate it there")]
+    ForeignWindow,
+
     /// A memory window of type 1 cannot be zero-based.
     #[error("a memory window of type 1 cannot be zero-based: leave out BindInfo::zero_based")]
     ZeroBased,

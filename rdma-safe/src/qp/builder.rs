@@ -167,6 +167,7 @@ impl<'a> QueuePairBuilder<'a> {
         if self.srq.is_some() || self.qp_type == QueuePairType::XRC_SEND {
             (self.capacity.max_recv_wr, self.capacity.max_recv_sge) = (0, 0);
         }
+        self.pd.context().require_own()?;
         let device = self.pd.context().attributes();
         for cq in [self.send_cq, self.recv_cq] {
             self.pd.context().require_same(cq.context(), "completion queue")?;

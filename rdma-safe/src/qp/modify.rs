@@ -76,6 +76,7 @@ impl Shared {
     /// Modifies attributes and records the new state.
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), Error> {
         let context = self.context();
+        context.require_own()?;
         let from = self.state();
         let to = attributes.state().unwrap_or(from);
         let transition = Transition { from, to, qp_type: self.qp_type };

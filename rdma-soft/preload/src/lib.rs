@@ -7,6 +7,7 @@
 
 mod device_file;
 mod dlopen;
+mod mapping;
 mod next;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};

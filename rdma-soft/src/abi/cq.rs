@@ -12,7 +12,8 @@ use super::context::context_number;
 use super::errors::{null, set_errno};
 use super::limits::MAX_CQE;
 use super::{events, lock};
-use crate::device::{Armed, Cancel, Channel, ChannelFds, Completions, Cq, Device, Overrun, device};
+use crate::check;
+use crate::device::{Armed, Cancel, Channel, ChannelFds, Completions, Cq, Device, Overrun, device, observe};
 
 /// Fields that completions of this device have.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
@@ -219,6 +220,17 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     }
     // A thread that has taken an event of the queue uses the queue's address until it acknowledges the event. The manual page
     // allows this call to wait for that without a deadline.
+    if let Some(found) = core.state.shared.cqs.get(handle) {
+        let unacked = found.events.0.wrapping_sub(found.events.1);
+        check::with(|check| {
+            check.cq_destroyed(handle);
+            if unacked != 0 {
+                check.unacked(format!(
+                    "ibv_destroy_cq waits until {unacked} completion events of completion queue {handle} are acknowledged"
+                ));
+            }
+        });
+    }
     while core.state.shared.cqs.get(handle).is_some_and(|cq| cq.events.0 != cq.events.1) {
         core = device.wait_for_acknowledgement(core);
     }
@@ -284,8 +296,16 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 /// Waits for an event, counts it as unacknowledged, and returns its queue.
 fn take_event(device: &Device, channel: u32, fds: ChannelFds, cancel: Cancel) -> io::Result<*mut ibv_cq> {
     loop {
-        let pending = device.wait_for_event(channel, fds, cancel)?;
+        let sleeps = check::is_active() && fds.is_nonblocking().is_ok_and(|is_nonblocking| !is_nonblocking);
+        if sleeps {
+            observe::falls_asleep(&device.lock().state.shared, channel);
+        }
+        let pending = device.wait_for_event(channel, fds, cancel);
         let mut core = device.lock();
+        if sleeps {
+            check::with(|check| check.sleeps(channel, false));
+        }
+        let pending = pending?;
         let shared = &mut core.state.shared;
         if shared.events.channels.get(channel).is_none() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -306,6 +326,14 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let handle = unsafe { (*cq).handle };
     if let Some(found) = device.lock().state.shared.cqs.get_mut(handle) {
         found.events.1 = found.events.1.wrapping_add(count);
+        let (taken, acknowledged) = found.events;
+        if (taken.wrapping_sub(acknowledged) as i32) < 0 {
+            check::with(|check| {
+                check.unacked(format!(
+                    "{acknowledged} events of completion queue {handle} were acknowledged, but only {taken} were taken"
+                ));
+            });
+        }
         device.acknowledge();
     }
 }

@@ -136,6 +136,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // the device has to be unlocked in between.
     device.lock().send(device.now());
     let mut core = device.lock();
+    crate::control::report_left(&core.state, number);
     core.state.close_context(number);
     core.update_groups();
     device.unlock(core);

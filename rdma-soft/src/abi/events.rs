@@ -6,6 +6,7 @@ use rdma_sys::*;
 
 use super::context::context_number;
 use super::errors::set_errno;
+use crate::check;
 use crate::device::{device, wait};
 
 /// Waits for an asynchronous event, without a deadline unless the descriptor is non-blocking.
@@ -55,6 +56,13 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
 pub(crate) fn wait_until_acknowledged(object: usize) {
     let Some(device) = device() else { return };
     let mut core = device.lock();
+    if let Some(unacked) = core.state.shared.events.unacknowledged.get(&object) {
+        check::with(|check| {
+            check.unacked(format!(
+                "destroying the object at {object:#x} waits until {unacked} of its asynchronous events are acknowledged"
+            ));
+        });
+    }
     while core.state.shared.events.unacknowledged.contains_key(&object) {
         core = device.wait_for_acknowledgement(core);
     }

@@ -6,6 +6,7 @@ use rdma_sys::*;
 
 use super::context::context_number;
 use super::errors::null;
+use crate::check;
 use crate::device::{Registration, device};
 
 /// Allocates a protection domain: `ibv_alloc_pd(3)`.
@@ -40,7 +41,10 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
     if let Err(errno) = wanted.check() {
         return null(errno);
     }
-    let key = device.lock().state.shared.keys.register(&wanted);
+    let mut core = device.lock();
+    let key = core.state.shared.keys.register(&wanted);
+    check::with(|check| check.registered(wanted.registered(key)));
+    drop(core);
     Box::into_raw(Box::new(ibv_mr { context, pd, addr, length, handle: key >> 8, lkey: key, rkey: key }))
 }
 
@@ -109,7 +113,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             wanted.access = access as u32;
         }
         wanted.check()?;
-        device.lock().state.shared.keys.reregister(key, &wanted)
+        let mut core = device.lock();
+        core.state.shared.keys.reregister(key, &wanted)?;
+        check::with(|check| check.reregistered(wanted.registered(key)));
+        Ok(())
     });
     if let Err(errno) = changed {
         super::errors::set_errno(errno);
@@ -132,9 +139,12 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
     // SAFETY: the caller passes a valid region.
     let key = unsafe { (*mr).lkey };
-    if let Err(errno) = device.lock().state.shared.keys.deregister(key) {
+    let mut core = device.lock();
+    if let Err(errno) = core.state.shared.keys.deregister(key) {
         return errno;
     }
+    check::with(|check| check.deregistering(key));
+    drop(core);
     // SAFETY: `register` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(mr) });
     0

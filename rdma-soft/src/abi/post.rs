@@ -7,7 +7,8 @@ use rdma_sys::*;
 use super::ah::AhObject;
 use super::limits::MAX_MESSAGE;
 use super::qp_object::{Limits, QpObject};
-use crate::device::{Binding, Core, Device, Job, Locked, Qp, Task, device};
+use crate::check::{self, Owner};
+use crate::device::{Binding, Core, Device, Job, Locked, Qp, Shared, Task, device, observe};
 use crate::transport::Request;
 use crate::wire::{Atomic, Trailer};
 
@@ -200,6 +201,11 @@ pub(crate) fn qp_to_post(core: &mut Core, number: u32, count: usize) -> Result<&
 /// Starts work that was just posted, in this thread.
 pub(crate) fn process_posted(device: &Device, mut core: Locked<'_>, number: u32) {
     let state = &mut core.state;
+    if check::is_active() {
+        if let Some(found) = state.qps.get(&number) {
+            observe::posted_sends(found, &state.shared);
+        }
+    }
     match state.qps.get_mut(&number) {
         Some(found) if found.state == IBV_QPS_ERR => found.fail(&mut state.shared),
         _ => state.mark_ready(number),
@@ -249,6 +255,9 @@ pub(crate) unsafe extern "C" fn post_recv(
         }
         wr = next;
     }
+    let (owner, cq) = (Owner::Qp(number), Some(found.id.recv_cq));
+    let Shared { keys, cqs, .. } = &state.shared;
+    observe::posted_receives(owner, &mut found.queues.receive, found.id.pd, cq, keys, cqs);
     if found.state == IBV_QPS_ERR {
         found.fail(&mut state.shared);
         state.fail_overruns();

@@ -9,7 +9,8 @@ use super::errors::null;
 use super::events;
 use super::limits::{MAX_SGE, MAX_WR};
 use super::post::sge_list;
-use crate::device::{ReceiveQueue, Srq, device};
+use crate::check::{self, Owner};
+use crate::device::{ReceiveQueue, Shared, Srq, device, observe};
 
 unsafe fn create(pd: *mut ibv_pd, srq_context: *mut core::ffi::c_void, attr: &mut ibv_srq_attr) -> *mut ibv_srq {
     let Some(device) = device() else { return null(libc::ENODEV) };
@@ -99,6 +100,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     if shared.srqs.get(handle).is_none_or(|srq| srq.users > 0) {
         return libc::EBUSY;
     }
+    check::with(|check| check.cleared(Owner::Srq(handle)));
     if let Some(found) = shared.srqs.remove(handle) {
         shared.events.remove_object(found.context, found.object);
     }
@@ -118,7 +120,9 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     // SAFETY: the caller passes a valid queue.
     let handle = unsafe { (*srq).handle };
     let mut core = device.lock();
-    let Some(found) = core.state.shared.srqs.get_mut(handle) else { return libc::EINVAL };
+    let Shared { srqs, keys, cqs, .. } = &mut core.state.shared;
+    let Some(found) = srqs.get_mut(handle) else { return libc::EINVAL };
+    let mut result = 0;
     while !wr.is_null() {
         // SAFETY: the caller passes a valid list.
         let ibv_recv_wr { wr_id, next, sg_list, num_sge } = unsafe { *wr };
@@ -127,9 +131,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         if let Err(errno) = posted {
             // SAFETY: the caller passes a valid pointer.
             unsafe { bad.write(wr) };
-            return errno;
+            result = errno;
+            break;
         }
         wr = next;
     }
-    0
+    observe::posted_receives(Owner::Srq(handle), &mut found.queue, found.pd, None, keys, cqs);
+    result
 }

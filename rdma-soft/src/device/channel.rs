@@ -26,7 +26,7 @@ pub(crate) struct ChannelFds {
 }
 
 impl ChannelFds {
-    pub(super) fn is_nonblocking(self) -> io::Result<bool> {
+    pub(crate) fn is_nonblocking(self) -> io::Result<bool> {
         is_nonblocking(self.epoll)
     }
 }

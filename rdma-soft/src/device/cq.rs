@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rdma_sys::{IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_wc};
 
 use super::events::Events;
+use crate::check;
 
 /// A completion queue.
 pub(crate) struct Cq {
@@ -114,6 +115,17 @@ impl Completions {
         is_due
     }
 
+    /// Numbers of waiting completions and of entries.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        let state = self.lock();
+        (state.queue.len(), state.capacity)
+    }
+
+    /// Whether the next completion, or the next solicited one, raises an event.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.lock().armed.is_some()
+    }
+
     /// Changes the capacity. Returns `false` if the queue has more completions.
     pub(crate) fn resize(&self, capacity: usize) -> bool {
         let mut state = self.lock();
@@ -137,6 +149,7 @@ impl Cq {
             self.completions.has_overrun.store(true, Ordering::Release);
             events.add_overrun(number);
             if !has_overrun {
+                check::with(|check| check.cq_overrun(number, state.capacity, wc.qp_num, wc.wr_id));
                 events.raise(self.context, IBV_EVENT_CQ_ERR, self.object);
             }
             // A program that waits for an event is woken. Its next poll fails.

@@ -6,8 +6,10 @@ use super::cq::Cq;
 use super::events::Events;
 use super::keys::{self, Keys};
 use super::memory::{self, Memory};
+use super::observe;
 use super::queues::{ActiveReceives, Receive, ReceiveQueue, SendQueue, Srq};
 use super::slab::Slab;
+use crate::check;
 use crate::transport::{Access, Completion, Host, Place, ReceiveId, Status};
 use crate::wire::RemoteRange;
 
@@ -100,6 +102,7 @@ impl QpHost<'_> {
     }
 
     pub(crate) fn complete_send_with(&mut self, status: ibv_wc_status) {
+        check::with(|check| check.sent(self.id.number, self.queues.send.head()));
         let Some(job) = self.queues.send.pop() else { return };
         if !job.is_signaled && status == IBV_WC_SUCCESS {
             return;
@@ -110,12 +113,14 @@ impl QpHost<'_> {
         if let Some(cq) = self.shared.cqs.get_mut(self.id.send_cq) {
             cq.push(self.id.send_cq, wc, false, &mut self.shared.events);
         }
+        observe::completed(self.shared, self.id.send_cq);
     }
 
     fn push_receive(&mut self, wc: ibv_wc, is_solicited: bool) {
         if let Some(cq) = self.shared.cqs.get_mut(self.id.recv_cq) {
             cq.push(self.id.recv_cq, wc, is_solicited, &mut self.shared.events);
         }
+        observe::completed(self.shared, self.id.recv_cq);
     }
 
     /// Completes the receive of a datagram. The payload follows the route header.
@@ -142,6 +147,7 @@ impl QpHost<'_> {
     /// Completes a receive. `wc` has the fields that describe the message.
     fn complete_receive(&mut self, id: ReceiveId, wc: ibv_wc, is_solicited: bool) {
         let Some(receive) = self.queues.active.remove(id) else { return };
+        observe::received(self.id.number, &receive, wc.status);
         let wc = ibv_wc { wr_id: receive.wr_id, qp_num: self.id.number, src_qp: self.source_qp, ..wc };
         self.push_receive(wc, is_solicited);
         match self.id.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
@@ -161,52 +167,14 @@ impl QpHost<'_> {
     }
 
     fn flush_receive(&mut self, receive: Receive) {
+        observe::received(self.id.number, &receive, IBV_WC_WR_FLUSH_ERR);
         let wc = self.new_completion(receive.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV);
         self.push_receive(wc, true);
         self.queues.receive.recycle(receive);
     }
 
-    /// Writes `data` to scatter/gather elements, starting at `offset`.
-    fn scatter(&self, sges: &[ibv_sge], mut offset: u32, mut data: &[u8]) -> Result<(), Status> {
-        for sge in sges {
-            if data.is_empty() {
-                break;
-            }
-            if offset >= sge.length {
-                offset -= sge.length;
-                continue;
-            }
-            let len = ((sge.length - offset) as usize).min(data.len());
-            let memory = self.shared.keys.local(self.id.pd, sge, true).ok_or(Status::LocalProtection)?;
-            let (now, later) = data.split_at(len);
-            memory.at(offset.into()).write(now);
-            (data, offset) = (later, 0);
-        }
-        if data.is_empty() { Ok(()) } else { Err(Status::LocalLength) }
-    }
-}
-
-impl Host for QpHost<'_> {
-    fn allows(&self, access: Access) -> bool {
-        self.access & keys::access_flag(access) != 0
-    }
-
-    fn open(&self, range: &RemoteRange, access: Access) -> Option<Place> {
-        if !self.allows(access) {
-            return None;
-        }
-        self.shared.keys.remote(self.id.pd, self.id.number, range, access)
-    }
-
-    fn store(&mut self, place: Place, data: &[u8]) {
-        Memory { place, is_exposed: true }.write(data);
-    }
-
-    fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64 {
-        memory::update(place, change)
-    }
-
-    fn receive(&mut self) -> Option<ReceiveId> {
+    /// Takes the next receive from the queue, if there is one.
+    fn take_receive(&mut self) -> Option<ReceiveId> {
         let receive = match self.id.srq {
             None => self.queues.receive.posted.pop_front()?,
             Some(number) => {
@@ -222,7 +190,8 @@ impl Host for QpHost<'_> {
         Some(self.queues.active.add(receive))
     }
 
-    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+    /// Writes to the buffers of a receive.
+    fn fill_memory(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
         // The length in a completion has 32 bits.
         if data.len() > (u32::MAX - offset) as usize {
             return Err(Status::LocalLength);
@@ -240,6 +209,73 @@ impl Host for QpHost<'_> {
             }
             _ => self.scatter(sges, offset, data),
         }
+    }
+
+    /// Writes `data` to scatter/gather elements, starting at `offset`.
+    fn scatter(&self, sges: &[ibv_sge], mut offset: u32, mut data: &[u8]) -> Result<(), Status> {
+        for sge in sges {
+            if data.is_empty() {
+                break;
+            }
+            if offset >= sge.length {
+                offset -= sge.length;
+                continue;
+            }
+            let len = ((sge.length - offset) as usize).min(data.len());
+            let memory = self.shared.keys.local(self.id.pd, sge, true).ok_or(Status::LocalProtection)?;
+            let memory = memory.at(offset.into());
+            let (now, later) = data.split_at(len);
+            if !observe::may_write(self.id.number, memory.place, now) {
+                return Err(Status::LocalProtection);
+            }
+            memory.write(now);
+            (data, offset) = (later, 0);
+        }
+        if data.is_empty() { Ok(()) } else { Err(Status::LocalLength) }
+    }
+}
+
+impl Host for QpHost<'_> {
+    fn allows(&self, access: Access) -> bool {
+        self.access & keys::access_flag(access) != 0
+    }
+
+    fn open(&self, range: &RemoteRange, access: Access) -> Option<Place> {
+        let is_allowed = self.allows(access);
+        let opened = if is_allowed { self.shared.keys.remote(self.id.pd, self.id.number, range, access) } else { None };
+        observe::opened(self.id, range, access, is_allowed, opened)
+    }
+
+    fn store(&mut self, place: Place, data: &[u8]) {
+        if observe::may_write(self.id.number, place, data) {
+            Memory { place, is_exposed: true }.write(data);
+        }
+    }
+
+    fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64 {
+        let old = memory::update(place, change);
+        check::with(|check| check.device_updated(place.0, 8));
+        old
+    }
+
+    fn receive(&mut self) -> Option<ReceiveId> {
+        let taken = self.take_receive();
+        if taken.is_none() {
+            check::with(|check| check.receiver_not_ready(self.id.number));
+        }
+        taken
+    }
+
+    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+        let filled = self.fill_memory(receive, offset, data);
+        if let (Err(Status::LocalProtection), Some(Receive { wr_id, sges, .. })) =
+            (filled, self.queues.active.get(receive))
+        {
+            let srq = self.id.srq.and_then(|srq| self.shared.srqs.get(srq));
+            let id = Identity { pd: srq.map_or(self.id.pd, |srq| srq.pd), ..*self.id };
+            observe::refused(&id, &self.shared.keys, *wr_id, "receive", sges, true);
+        }
+        filled
     }
 
     fn invalidate(&mut self, rkey: u32) -> bool {

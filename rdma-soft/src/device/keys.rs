@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use rdma_sys::*;
 
 use super::memory::{Memory, is_mapped};
+use crate::check::Registered;
 use crate::transport::{Access, Place};
 use crate::wire::RemoteRange;
 
@@ -124,9 +125,19 @@ impl Registration {
         if is_mapped(self.address, self.len, self.access & writes.0 != 0) { Ok(()) } else { Err(libc::EFAULT) }
     }
 
+    /// First address, as peers see it.
+    fn base(&self) -> u64 {
+        if self.access & IBV_ACCESS_ZERO_BASED.0 != 0 { 0 } else { self.iova }
+    }
+
+    /// The region as the checker sees it.
+    pub(crate) fn registered(&self, key: u32) -> Registered {
+        let Registration { pd, address, len, access, .. } = *self;
+        Registered { key, pd, address, base: self.base(), len, access }
+    }
+
     fn range(&self) -> Range {
-        let base = if self.access & IBV_ACCESS_ZERO_BASED.0 != 0 { 0 } else { self.iova };
-        Range { base, place: self.address, len: self.len, access: self.access, windows: 0 }
+        Range { base: self.base(), place: self.address, len: self.len, access: self.access, windows: 0 }
     }
 }
 

@@ -17,6 +17,7 @@ use super::qp::mtu_code;
 use super::server;
 use super::setup::{SetupError, sockets};
 use super::wakeups::Wakeups;
+use crate::check;
 use crate::faults::Faults;
 use crate::transport::Time;
 
@@ -105,6 +106,7 @@ pub(crate) fn setup_error() -> Option<&'static str> {
 
 impl Device {
     pub(super) fn new() -> Result<Device, SetupError> {
+        check::start_from_environment()?;
         let faults: Faults = std::env::var("RDMA_SOFT_FAULTS").unwrap_or_default().parse()?;
         let links: Vec<Link> = sockets()?.into_iter().map(|socket| Link::new(socket, faults)).collect();
         Ok(Device {

@@ -8,6 +8,7 @@ use super::host::Shared;
 use super::link::Link;
 use super::memory::Memory;
 use super::net_address::{self, Destination};
+use super::observe;
 use super::qp::{PKEY, Qp};
 use super::queues::Task;
 use super::state::MULTICAST_QP;
@@ -94,6 +95,9 @@ pub(super) fn send_packet(
     let len = match payload {
         Payload::None => 0,
         Payload::Remote { place, len } => {
+            if !observe::may_read(qp.id.number, place, len.into()) {
+                return;
+            }
             parts.push(Memory { place, is_exposed: true }, len as usize);
             len
         }
@@ -139,8 +143,14 @@ fn gather(qp: &Qp, shared: &Shared, parts: &mut PayloadParts, work: u64, offset:
             offset -= size;
             continue;
         }
-        let Some(memory) = shared.keys.local(qp.id.pd, sge, false) else { return false };
+        let Some(memory) = shared.keys.local(qp.id.pd, sge, false) else {
+            observe::refused_send(qp, &shared.keys, work);
+            return false;
+        };
         let part = (size - offset).min(len);
+        if !observe::may_read(qp.id.number, memory.at(offset as u64).place, part as u64) {
+            return false;
+        }
         parts.push(memory.at(offset as u64), part);
         (offset, len) = (0, len - part);
     }

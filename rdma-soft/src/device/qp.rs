@@ -9,6 +9,7 @@ use super::ack_delay::AckDelay;
 use super::host::{Datagram, Identity, QpHost, Queues, Shared};
 use super::modify;
 use super::net_address::{Destination, packet_type};
+use super::observe;
 use super::queues::{ActiveReceives, Job, ReceiveQueue, SendQueue, Task};
 use crate::transport::{
     Completion, Host, Outgoing, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time,
@@ -213,7 +214,10 @@ impl Qp {
                 Task::Request(request) if has_valid_memory(job, &host) => request,
                 // Earlier work has to complete first.
                 _ if !is_idle => return Ok(()),
-                Task::Request(_) => return Err(IBV_WC_LOC_PROT_ERR),
+                Task::Request(_) => {
+                    observe::refused_send(self, &shared.keys, number);
+                    return Err(IBV_WC_LOC_PROT_ERR);
+                }
                 Task::Bind(kind, binding) => {
                     let Identity { pd, number, .. } = *host.id;
                     host.shared.keys.bind(pd, number, kind, &binding).ok_or(IBV_WC_MW_BIND_ERR)?;
@@ -433,6 +437,7 @@ impl Qp {
     fn reset(&mut self, shared: &mut Shared) {
         self.machine = Machine::None;
         let Identity { number, send_cq, recv_cq, cap, .. } = self.id;
+        observe::cleared(number, &self.queues);
         self.queues.send.clear();
         self.queues.receive.posted.clear();
         self.queues.active = ActiveReceives::new();

@@ -130,6 +130,11 @@ impl SendQueue {
         self.tail += 1;
     }
 
+    /// The number of the next request to be posted.
+    pub(crate) fn tail(&self) -> u64 {
+        self.tail
+    }
+
     pub(crate) fn get(&self, number: u64) -> Option<&Job> {
         (self.head..self.tail).contains(&number).then(|| &self.ring[self.slot(number)])
     }
@@ -165,6 +170,8 @@ impl SendQueue {
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
     pub(crate) sges: Vec<ibv_sge>,
+    /// Identifier in the [checker](crate::check), or 0.
+    pub(crate) check: u64,
 }
 
 /// The receives of a queue pair or a shared receive queue.
@@ -179,7 +186,7 @@ pub(crate) struct ReceiveQueue {
 
 impl ReceiveQueue {
     pub(crate) fn new(capacity: u32, max_sge: u32) -> Self {
-        let with_room = || Receive { wr_id: 0, sges: Vec::with_capacity(max_sge as usize) };
+        let with_room = || Receive { wr_id: 0, sges: Vec::with_capacity(max_sge as usize), check: 0 };
         ReceiveQueue {
             posted: VecDeque::with_capacity(capacity as usize),
             capacity: capacity as usize,
@@ -200,7 +207,7 @@ impl ReceiveQueue {
             return Err(libc::ENOMEM);
         }
         let mut receive = self.spare.pop().unwrap_or_default();
-        receive.wr_id = wr_id;
+        (receive.wr_id, receive.check) = (wr_id, 0);
         receive.sges.clear();
         receive.sges.extend_from_slice(sges);
         self.posted.push_back(receive);
@@ -253,6 +260,10 @@ impl ActiveReceives {
 
     pub(crate) fn get(&self, id: ReceiveId) -> Option<&Receive> {
         self.receives.iter().find(|(of, _)| *of == id).map(|(_, receive)| receive)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Receive> {
+        self.receives.iter().map(|(_, receive)| receive)
     }
 
     pub(crate) fn remove(&mut self, id: ReceiveId) -> Option<Receive> {

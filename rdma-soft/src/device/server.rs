@@ -147,7 +147,7 @@ extern "C" fn in_child() {
 /// Whether this process was forked after the device was created. The first call in a child reports it on standard error.
 ///
 /// A child shares the sockets and memory of its parent. Threads that exist only in the parent may hold the locks.
-pub(super) fn is_child() -> bool {
+pub(crate) fn is_child() -> bool {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_CHILD.load(Ordering::Relaxed) {
         return false;
@@ -158,6 +158,7 @@ pub(super) fn is_child() -> bool {
         // The lock of the standard library may be held forever, so this writes directly.
         // SAFETY: the pointer and the length describe the text.
         unsafe { libc::write(libc::STDERR_FILENO, REASON.as_ptr().cast(), REASON.len()) };
+        crate::check::used_after_fork();
     }
     true
 }

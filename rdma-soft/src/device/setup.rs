@@ -21,6 +21,8 @@ pub(super) enum SetupError {
     Network(String),
     #[error("RDMA_SOFT_FAULTS: {0}")]
     Faults(#[from] crate::faults::FaultsError),
+    #[error("RDMA_SOFT_CHECK: {0}")]
+    Check(#[from] crate::check::OptionsError),
     #[error("cannot create an eventfd: {0}")]
     Wake(#[from] std::io::Error),
 }

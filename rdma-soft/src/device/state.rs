@@ -13,9 +13,11 @@ use super::events::Events;
 use super::host::{Identity, Shared};
 use super::keys::{KeyHasher, Keys};
 use super::net_address::{address, route_header};
+use super::observe;
 use super::qp::Qp;
 use super::slab::Slab;
 use super::traffic::RECEIVED;
+use crate::check;
 use crate::cm::MAD_QP;
 use crate::net::Origin;
 use crate::transport::Time;
@@ -98,6 +100,7 @@ impl State {
         }
         let Some(qp) = self.qps.remove(&number) else { return Err(libc::EINVAL) };
         let Identity { send_cq, recv_cq, srq, context, object, .. } = qp.id;
+        observe::cleared(number, &qp.queues);
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
                 cq.remove_qp(number);
@@ -262,6 +265,7 @@ impl State {
         of_srqs.into_iter().for_each(|number| _ = srqs.remove(number));
         let pds: Vec<u32> = self.pds.iter().filter(|(_, of)| **of == context).map(|(number, _)| number).collect();
         for pd in pds {
+            check::with(|check| check.domain_closed(pd));
             keys.remove_pd(pd);
             self.pds.remove(pd);
         }

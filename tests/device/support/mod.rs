@@ -97,6 +97,21 @@ pub(crate) fn device_without_faults(reason: &str) -> Option<Rdma> {
     Some(rdma)
 }
 
+/// Like [`device_without_faults`], for tests that cannot run while `RDMA_SOFT_CHECK` checks them either.
+pub(crate) fn device_without_checker(reason: &str) -> Option<Rdma> {
+    let rdma = device_without_faults(reason)?;
+    (!skips_when_checked("the checker allocates memory for each work request")).then_some(rdma)
+}
+
+/// Whether `RDMA_SOFT_CHECK` checks this process. Prints why the test is skipped then, which is never a failure.
+pub(crate) fn skips_when_checked(reason: &str) -> bool {
+    let is_checked = variable("RDMA_SOFT_CHECK").is_some_and(|value| !matches!(value.as_str(), "" | "0"));
+    if is_checked {
+        println!("skipped: {reason}");
+    }
+    is_checked
+}
+
 /// Prints why a test is skipped. Panics if `RDMA_REQUIRE_DEVICE` forbids skipping.
 pub(crate) fn skip<T>(reason: &str) -> Option<T> {
     assert!(variable("RDMA_REQUIRE_DEVICE").as_deref() != Some("1"), "RDMA_REQUIRE_DEVICE is set, but {reason}");

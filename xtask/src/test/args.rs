@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// The first seed, to replay one that failed
     #[arg(long, default_value_t = 1, value_name = "SEED")]
     pub(super) first_seed: u64,
+    /// Let soft0 check all its device tests for misuse, and not only those with the first seed
+    #[arg(long)]
+    pub(super) check: bool,
     /// Time limit of one program of device tests, in seconds
     #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
     pub(super) limit: u64,

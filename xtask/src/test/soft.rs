@@ -26,6 +26,10 @@ const ROBUST: &str = "rdma-tests";
 /// lost, they skip the exchange of datagrams.
 const CONNECTIONS: &str = "cm";
 
+/// Kinds of reports of the checker that tests cause on purpose. A report of any other kind fails the tests.
+const EXPECTED: &str = "suppress=overlap,stale-key,unknown-key,key-range,key-domain,key-access,cq-can-overrun,cq-overrun,\
+                        unsignaled-full,unacked-events,receiver-not-ready,receive-too-small,leaked";
+
 /// The network between the tests' processes.
 #[derive(Clone, Copy, Default)]
 struct Network {
@@ -35,33 +39,36 @@ struct Network {
     only_cm: bool,
     /// Whether processes exchange UDP packets, as hosts do, instead of using shared memory.
     is_by_udp: bool,
+    /// Whether the checker of soft0 checks the tests.
+    is_checked: bool,
 }
 
 impl Network {
     /// A bad network: shared memory for odd seeds, UDP for even ones.
     fn bad(seed: u64) -> Network {
-        Network { seed: Some(seed), is_by_udp: seed % 2 == 0, only_cm: false }
+        Network { seed: Some(seed), is_by_udp: seed % 2 == 0, ..Network::default() }
     }
 
     fn variables(self) -> Vec<(&'static str, String)> {
         let only = if self.only_cm { ",only=cm" } else { "" };
         let faults = self.seed.map(|seed| ("RDMA_SOFT_FAULTS", format!("seed={seed},{FAULTS}{only}")));
         let udp = self.is_by_udp.then(|| ("RDMA_SOFT_UDP", "1".to_owned()));
-        faults.into_iter().chain(udp).collect()
+        let check = self.is_checked.then(|| ("RDMA_SOFT_CHECK", EXPECTED.to_owned()));
+        faults.into_iter().chain(udp).chain(check).collect()
     }
 }
 
 /// Runs every device test program over shared memory, and in full also by UDP and over a bad network with each seed. The
-/// tests of a program run in threads at the same time.
+/// tests of a program run in threads at the same time. The checker checks the runs with the first seed, or all with `--check`.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let programs = programs()?;
     let mut all = Report::default();
     let tests = || programs.iter().filter(|test| test.place == Place::Device);
     for _ in 0..args.repeat {
         for test in tests() {
-            all += run_one(test, Network::default(), args)?;
+            all += run_one(test, Network { is_checked: args.check, ..Network::default() }, args)?;
             if test.package == ROBUST && args.is_full() {
-                all += run_one(test, Network { is_by_udp: true, ..Network::default() }, args)?;
+                all += run_one(test, Network { is_by_udp: true, is_checked: args.check, ..Network::default() }, args)?;
             }
         }
     }
@@ -70,7 +77,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     for (seed, test) in
         seeds.flat_map(|seed| tests().filter(|test| test.package == ROBUST).map(move |test| (seed, test)))
     {
-        let network = Network::bad(seed);
+        let is_checked = args.check || seed == args.first_seed;
+        let network = Network { is_checked, ..Network::bad(seed) };
         let mut of_seed = run_one(test, network, args)?;
         if args.arguments.is_empty() {
             let args = Args { arguments: vec![CONNECTIONS.to_owned()], ..args.clone() };
@@ -91,7 +99,9 @@ fn run_one(test: &TestProgram, network: Network, args: &Args) -> Result<Report> 
     let mut command = Command::new(&test.executable);
     command.arg("--show-output").args(&args.arguments);
     command.env("RDMA_DEVICE", DEVICE).env("RDMA_REQUIRE_DEVICE", "1").env("RUST_BACKTRACE", "1");
-    command.env_remove("RDMA_SOFT_FAULTS").env_remove("RDMA_SOFT_UDP");
+    for variable in ["RDMA_SOFT_FAULTS", "RDMA_SOFT_UDP", "RDMA_SOFT_CHECK"] {
+        command.env_remove(variable);
+    }
     if network.only_cm {
         // These tests mostly wait for retransmissions.
         let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);

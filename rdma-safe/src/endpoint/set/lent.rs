@@ -13,7 +13,7 @@ use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, Queu
 ///
 /// It has the methods of an [`Endpoint`](crate::Endpoint) except polling, which the set does.
 pub struct EndpointMut<'s> {
-    pub(super) poster: &'s mut Poster,
+    pub(in crate::endpoint) poster: &'s mut Poster,
 }
 
 impl EndpointMut<'_> {

@@ -319,6 +319,9 @@ impl EndpointSet {
 impl Drop for EndpointSet {
     /// Drops buffers of pools that were received and not handed out, which makes room in the pools.
     fn drop(&mut self) {
+        if self.context().is_inherited() {
+            return;
+        }
         self.end_forgotten_batch();
         if self.members.poison_pool_users() {
             let _ = self.drain();

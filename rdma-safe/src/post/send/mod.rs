@@ -225,7 +225,9 @@ impl SendState {
 
 impl Drop for SendState {
     fn drop(&mut self) {
-        self.abort();
+        if !self.shared.context().is_inherited() {
+            self.abort();
+        }
     }
 }
 

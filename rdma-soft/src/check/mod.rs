@@ -1,0 +1,210 @@
+//! The checker: finds programs that misuse the device.
+//!
+//! soft0 sees every access to memory and every completion, which no RNIC can report. `RDMA_SOFT_CHECK=1` checks a whole process,
+//! and [`Session`] a part of one. docs/soft.md lists the [kinds](Kind) of reports.
+//!
+//! The device calls the checker through [`with`], which costs one load and one branch while no checker is active. The checker has a
+//! lock of its own, which is taken after that of the device and never before.
+
+mod exit;
+mod flight;
+mod kind;
+mod memory;
+mod options;
+mod queues;
+mod regions;
+mod report;
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub(crate) use exit::used_after_fork;
+pub(crate) use flight::{Element, Owner, Posted};
+pub use kind::Kind;
+pub(crate) use memory::is_readable;
+pub use options::{Options, OptionsError};
+pub(crate) use regions::{Attempt, Registered};
+pub use report::{Region, Report};
+
+use flight::Flights;
+use queues::Queues;
+use regions::Regions;
+
+/// Whether a checker is active.
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+
+static CHECKER: Mutex<Option<Checker>> = Mutex::new(None);
+
+thread_local! {
+    /// Whether this thread has locked the checker. Its allocations may call functions that the checker observes.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The state of the checker.
+pub(crate) struct Checker {
+    options: Options,
+    /// Whether a [`Session`] gets the reports. Otherwise they are written to standard error.
+    is_session: bool,
+    reports: Vec<Report>,
+    counts: HashMap<Kind, usize>,
+    /// Reports that are made only once for an object.
+    reported: HashSet<(Kind, u64)>,
+    flights: Flights,
+    regions: Regions,
+    queues: Queues,
+}
+
+fn lock() -> MutexGuard<'static, Option<Checker>> {
+    CHECKER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a checker is active.
+#[inline]
+pub(crate) fn is_active() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
+/// Calls `run` with the checker if one is active.
+#[inline]
+pub(crate) fn with<R>(run: impl FnOnce(&mut Checker) -> R) -> Option<R> {
+    if is_active() { with_active(run) } else { None }
+}
+
+#[cold]
+fn with_active<R>(run: impl FnOnce(&mut Checker) -> R) -> Option<R> {
+    // A thread that is inside already has come from an allocation of the checker.
+    if IS_INSIDE.replace(true) {
+        return None;
+    }
+    let result = lock().as_mut().map(run);
+    IS_INSIDE.set(false);
+    result
+}
+
+/// Notes that the program is about to unmap or remap memory.
+///
+/// `librdma_soft.so` calls it from the functions that it interposes.
+#[doc(hidden)]
+pub fn unmapping(address: usize, len: usize, function: &str) {
+    with(|check| check.unmapping(address as u64, len as u64, function));
+}
+
+/// Starts the checker of the process if `RDMA_SOFT_CHECK` says so.
+///
+/// # Errors
+/// [`OptionsError`] if the variable is not valid.
+pub(crate) fn start_from_environment() -> Result<(), OptionsError> {
+    let text = std::env::var("RDMA_SOFT_CHECK").unwrap_or_default();
+    if matches!(text.as_str(), "" | "0") || is_active() {
+        return Ok(());
+    }
+    let options: Options = text.parse()?;
+    exit::register(options.exit);
+    *lock() = Some(Checker::new(options, false));
+    ACTIVE.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Checks the device of this process while it exists.
+///
+/// Start it before the first verb: the checker knows only what is created and posted while it is active. A process has at most one
+/// checker.
+#[derive(Debug)]
+#[must_use = "the checker stops when the session is dropped"]
+pub struct Session {
+    _private: (),
+}
+
+/// A process has at most one checker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this process already has a checker: another session, or that of RDMA_SOFT_CHECK")]
+pub struct AlreadyChecked;
+
+impl Session {
+    /// Starts the checker. Its reports are kept, and are written only to the files that `options` name.
+    ///
+    /// # Errors
+    /// [`AlreadyChecked`] if the process has a checker.
+    pub fn start(options: Options) -> Result<Session, AlreadyChecked> {
+        let mut checker = lock();
+        if checker.is_some() {
+            return Err(AlreadyChecked);
+        }
+        *checker = Some(Checker::new(options, true));
+        ACTIVE.store(true, Ordering::Release);
+        Ok(Session { _private: () })
+    }
+
+    /// Takes the reports that were made since the last call, at most [`Options::limit`] of each kind.
+    #[must_use]
+    pub fn take_reports(&self) -> Vec<Report> {
+        lock().as_mut().map(|checker| std::mem::take(&mut checker.reports)).unwrap_or_default()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        ACTIVE.store(false, Ordering::Release);
+        *lock() = None;
+    }
+}
+
+impl Checker {
+    fn new(options: Options, is_session: bool) -> Checker {
+        Checker {
+            flights: Flights::new(options.bytes),
+            options,
+            is_session,
+            reports: Vec::new(),
+            counts: HashMap::new(),
+            reported: HashSet::new(),
+            regions: Regions::new(),
+            queues: Queues::default(),
+        }
+    }
+
+    /// Makes a report, unless its kind is suppressed.
+    pub(crate) fn report(&mut self, report: Report) {
+        if self.options.suppressed.contains(&report.kind) {
+            return;
+        }
+        let count = self.counts.entry(report.kind).or_default();
+        *count += 1;
+        if *count > self.options.limit {
+            return;
+        }
+        match &self.options.text {
+            Some(file) => append(file, &format!("{report}\n")),
+            // A program that has closed standard error still gets its exit status.
+            None if !self.is_session => _ = writeln!(std::io::stderr(), "{report}"),
+            None => {}
+        }
+        if let Some(file) = &self.options.json {
+            append(file, &format!("{}\n", report.to_json()));
+        }
+        if self.is_session {
+            self.reports.push(report);
+        }
+    }
+
+    /// Makes a report about an object, but only the first time.
+    pub(crate) fn report_once(&mut self, object: u64, report: impl FnOnce() -> Report) {
+        let report = report();
+        if self.reported.insert((report.kind, object)) {
+            self.report(report);
+        }
+    }
+}
+
+/// Appends to a file with one write, so that processes may share it.
+fn append(file: &Path, text: &str) {
+    let written = File::options().append(true).create(true).open(file).and_then(|mut to| to.write_all(text.as_bytes()));
+    if let Err(error) = written {
+        _ = writeln!(std::io::stderr(), "rdma-soft: RDMA_SOFT_CHECK: {}: {error}", file.display());
+    }
+}
