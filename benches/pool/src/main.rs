@@ -1,7 +1,7 @@
 //! Loops over allocators for `cargo xtask bench pool`.
 //!
-//! `instructions` runs each loop under callgrind with each of [`COUNTS`], and prints a line for each run: allocator, loop, number of
-//! operations, and two zeros. `threads` measures time.
+//! `instructions` runs each loop under callgrind with each of [`COUNTS`], and prints a line for each run: allocator, loop, number
+//! of operations, and two zeros. `threads` measures time.
 
 mod allocators;
 #[path = "../../overhead/src/callgrind.rs"]
