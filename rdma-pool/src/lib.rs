@@ -42,9 +42,9 @@
 //!
 //! # Caches
 //!
-//! Each thread keeps some free blocks of up to 64 KiB for itself: at most 64 blocks or 64 KiB of one size and budget. They go back when
-//! the thread ends. When a budget is exhausted, the caches of all threads are emptied first, so a block in the cache of an idle thread
-//! reaches a caller that needs it.
+//! Each thread keeps some free blocks of up to 64 KiB for itself: at most 64 blocks or 64 KiB of one size and budget.
+//! They go back when the thread ends. When a budget is exhausted, the caches of all threads are emptied first, so a block
+//! in the cache of an idle thread reaches a caller that needs it.
 
 #![deny(missing_docs)]
 

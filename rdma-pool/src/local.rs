@@ -43,9 +43,9 @@ impl Drop for Owned {
 pub(crate) fn with_cache<R>(shared: &Shared, access: impl FnOnce(Option<&Cache>) -> R) -> R {
     let (pool, cache) = CURRENT.get();
     if pool == shared.number {
-        // SAFETY: `CURRENT` names a cache only while `OWNED` has it: both change together in `select` and in the destructor of `OWNED`.
-        // During `access`, which may run code of wakers, `select` keeps the caches of existing pools, and `shared` is one. The
-        // destructor runs when the thread ends, not within a call of this function.
+        // SAFETY: `CURRENT` names a cache only while `OWNED` has it: both change together in `select` and in the destructor of
+        // `OWNED`. During `access`, which may run code of wakers, `select` keeps the caches of existing pools, and `shared` is
+        // one. The destructor runs when the thread ends, not within a call of this function.
         return access(Some(unsafe { &*cache }));
     }
     access(select(shared).as_deref())

@@ -67,14 +67,14 @@ impl PoolBuilder {
         self
     }
 
-    /// Limits the memory that all budgets use beyond their shares to `bytes`; by default 64 MiB. It is registered when it is needed.
+    /// Limits the memory that all budgets use beyond their shares to `bytes`; by default 64 MiB. It is registered as needed.
     pub fn common(mut self, bytes: usize) -> Self {
         self.common = bytes;
         self
     }
 
-    /// Registers common memory `bytes` at a time; by default 4 MiB. Near the limit of locked memory (`ulimit -l`) the steps become
-    /// shorter.
+    /// Registers common memory `bytes` at a time; by default 4 MiB. Near the limit of locked memory (`ulimit -l`) the steps
+    /// become shorter.
     pub fn step(mut self, bytes: usize) -> Self {
         self.step = bytes;
         self
@@ -129,8 +129,8 @@ impl TakeBack for Shared {
 
 /// Registered memory by the buffer.
 ///
-/// Cloning gives another handle of the same pool. The last handle deregisters all arenas that have no buffers in use. Each of the others
-/// is deregistered with its last buffer.
+/// Cloning gives another handle of the same pool. The last handle deregisters all arenas that have no buffers in use. Each
+/// of the others is deregistered with its last buffer.
 #[derive(Clone)]
 pub struct Pool(Arc<Shared>);
 

@@ -7,7 +7,7 @@
 //! A child has copies of all objects of its parent, but the device belongs to the parent. A child that was made by `fork(3)` may
 //! drop these copies: nothing of the parent's is destroyed or freed. The child leaks the C objects and the registered memory
 //! until it ends or executes another program. Calls that create, modify or destroy return
-//! [`Error::Inherited`](crate::Error::Inherited). Do nothing else with inherited objects: posting and polling are not checked,
+//! [`Error::Inherited`]. Do nothing else with inherited objects: posting and polling are not checked,
 //! because a check would take time in every process. End batches and cursors before forking.
 //!
 //! A child of a raw `fork` or `clone` system call is not recognised, because the C library runs no handlers in it.

@@ -53,6 +53,7 @@
 //! | connect and accept in an event loop or an async runtime | [`cm::Handshake`] |
 //! | allocate memory to send and receive | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
 //! | let a peer access memory | [`ProtectionDomain::expose`] at the owner, [`Endpoint::write`], [`Endpoint::read`] at the peer |
+//! | let one peer access memory, and revoke it | [`Endpoint::bind_window`], [`Endpoint::invalidate_window`] |
 //! | serve many connections with one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |
 //! | share receives among connections | [`ReceivePool`] of endpoints, [`SharedReceiveQueue`] of queue pairs |
 //! | sleep until work completes | [`EndpointBuilder::events`], [`endpoint::EndpointSetBuilder::events`], a [`CompletionChannel`] |

@@ -1,5 +1,7 @@
 //! The allocators that are compared.
 
+use rdma_pool::Budget;
+
 /// Allocates blocks that are freed on drop.
 pub(crate) trait Allocator: Sync {
     /// A block with one owner.
@@ -69,5 +71,26 @@ impl Drop for JemallocBlock {
     fn drop(&mut self) {
         // SAFETY: allocated by this `malloc`, and freed once.
         unsafe { tikv_jemalloc_sys::free(self.0) }
+    }
+}
+
+/// A pool of soft0.
+pub(crate) struct Registered(rdma_pool::Pool);
+
+impl Registered {
+    /// A pool whose memory is registered before the first get.
+    pub(crate) fn new() -> crate::Result<Self> {
+        rdma_safe::soft::install()?;
+        let pd = rdma_safe::Device::first()?.open()?.alloc_pd()?;
+        Ok(Registered(rdma_pool::Pool::builder(&pd).share(Budget::Sends, 8 << 20).build()?))
+    }
+}
+
+impl Allocator for Registered {
+    type Block = rdma_safe::Buffer;
+
+    #[inline(always)]
+    fn get(&self, len: usize) -> rdma_safe::Buffer {
+        self.0.try_get(Budget::Sends, len).expect("more memory than the loops hold")
     }
 }

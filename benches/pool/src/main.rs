@@ -1,7 +1,7 @@
 //! Loops over allocators for `cargo xtask bench pool`.
 //!
-//! `instructions` runs each loop under callgrind with each of [`COUNTS`], and prints a line for each run: allocator, loop, number of
-//! operations, and two zeros. `threads` measures time.
+//! `instructions` runs each loop under callgrind with each of [`COUNTS`], and prints a line for each run: allocator, loop, number
+//! of operations, and two zeros. `threads` measures time.
 
 mod allocators;
 #[path = "../../overhead/src/callgrind.rs"]
@@ -12,7 +12,7 @@ use std::ffi::CString;
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use allocators::{Allocator, Glibc};
+use allocators::{Allocator, Glibc, Registered};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -41,11 +41,13 @@ fn main() -> ExitCode {
 }
 
 fn instructions() -> Result<()> {
+    let pool = Registered::new()?;
     for len in LENGTHS {
         for held in [1, HELD] {
             count("glibc", &Glibc, len, held)?;
             #[cfg(feature = "jemalloc")]
             count("jemalloc", &allocators::Jemalloc, len, held)?;
+            count("rdma-pool", &pool, len, held)?;
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::Result;
-use crate::allocators::{Allocator, Glibc};
+use crate::allocators::{Allocator, Glibc, Registered};
 
 /// Blocks that pass from one thread to the other in one run.
 const BLOCKS: usize = 2_000_000;
@@ -24,11 +24,13 @@ const LEN: usize = 1024;
 
 /// Prints the median time for each block, in nanoseconds, for each allocator.
 pub(crate) fn run() -> Result<()> {
+    let pool = Registered::new()?;
     let mut times: Vec<(&str, Vec<Duration>)> = Vec::new();
     for _ in 0..RUNS {
         measure(&mut times, "glibc", &Glibc)?;
         #[cfg(feature = "jemalloc")]
         measure(&mut times, "jemalloc", &crate::allocators::Jemalloc)?;
+        measure(&mut times, "rdma-pool", &pool)?;
     }
     for (name, mut times) in times {
         times.sort();

@@ -66,6 +66,6 @@ pub(crate) type Ranged = Allocator<Range, Ranges>;
 pub(crate) fn drained() -> (Arc<Ranged>, Arc<Cache<Range>>, (Range, usize)) {
     let pool = Ranged::new(Ranges, [0; BUDGETS], BLOCK, BLOCK);
     let cache = pool.cache();
-    let block = pool.try_take(Some(&cache), SEND, class::of(BLOCK).unwrap()).ok().expect("a block");
+    let Ok(block) = pool.try_take(Some(&cache), SEND, class::of(BLOCK).unwrap()) else { panic!("there is a block") };
     (Arc::new(pool), cache, block)
 }

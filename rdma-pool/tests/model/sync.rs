@@ -3,7 +3,6 @@
 use std::sync::PoisonError;
 use std::time::Instant;
 
-pub(crate) use loom::cell::UnsafeCell as Cell;
 pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
@@ -18,6 +17,19 @@ pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>, _: Option
 
 pub(crate) fn pause() {
     loom::thread::yield_now();
+}
+
+/// A cell whose accesses loom checks for races.
+pub(crate) struct Cell<T>(loom::cell::UnsafeCell<T>);
+
+impl<T> Cell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Cell(loom::cell::UnsafeCell::new(value))
+    }
+
+    pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
+        self.0.with_mut(access)
+    }
 }
 
 /// A flag of the spin lock.

@@ -66,8 +66,8 @@ use super::Buffer;
 pub trait TakeBack: Send + Sync {
     /// Takes back a buffer that was dropped, or a part of one. [`Buffer::free`] frees it for good.
     ///
-    /// A buffer in flight is dropped after its completion, or after its queue pair is destroyed, so the device no longer accesses its
-    /// bytes. Its length is unspecified. Any thread may call this, also while it panics.
+    /// A buffer in flight is dropped after its completion, or after its queue pair is destroyed, so the device no longer
+    /// accesses its bytes. Its length is unspecified. Any thread may call this, also while it panics.
     fn take_back(&self, buffer: Buffer, tag: usize);
 }
 

@@ -120,8 +120,8 @@ impl HugePages {
         let (address, len) = (self.address.as_ptr(), self.len as c_ulong);
         // The kernel reads one bit less than the given number.
         let bits = MAX_NODES as c_ulong + 1;
-        let flags: c_ulong = 0;
-        let mode: c_int = libc::MPOL_PREFERRED;
+        // Not `c_int`: the kernel reads whole registers.
+        let (mode, flags) = (libc::MPOL_PREFERRED as c_ulong, 0 as c_ulong);
         // SAFETY: the range is one mapping of `self`, whose contents a memory policy does not change. The kernel reads
         // `MAX_NODES` bits, which is the size of the mask.
         match unsafe { libc::syscall(libc::SYS_mbind, address, len, mode, mask.as_ptr(), bits, flags) } {

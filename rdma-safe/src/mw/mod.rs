@@ -2,7 +2,8 @@
 //!
 //! Start with [`ProtectionDomain::memory_window`], which makes a [`MemoryWindow`].
 //! [`QueuePair::bind_window`](crate::QueuePair::bind_window) binds one of type 1, and
-//! [`SendBatch::bind`](crate::SendBatch::bind) one of type 2.
+//! [`SendBatch::bind`](crate::SendBatch::bind) one of type 2. An endpoint allocates and binds windows of its own, without
+//! `unsafe`: [`Endpoint::bind_window`](crate::Endpoint::bind_window).
 
 mod bind_info;
 mod regions;

@@ -171,6 +171,13 @@ impl Checker {
     }
 
     fn check_overlap(&mut self, id: u64, owner: Owner, element: &Element, is_written: bool) {
+        let object = match owner {
+            Owner::Qp(number) => number.into(),
+            Owner::Srq(number) => 1 << 32 | u64::from(number),
+        };
+        if !self.is_new(Kind::Overlap, object) {
+            return;
+        }
         let flights = &self.flights;
         let conflicts = |range: &(u64, u64)| {
             let flight = flights.memory.get(range);
@@ -192,11 +199,7 @@ impl Checker {
         let mut report = flights.report(id, Kind::Overlap, text);
         report.memory = Some((start, len));
         report.region = self.regions.region(element.key);
-        let object = match owner {
-            Owner::Qp(number) => number.into(),
-            Owner::Srq(number) => 1 << 32 | u64::from(number),
-        };
-        self.report_once(object, || report);
+        self.report_once(Kind::Overlap, object, || report);
     }
 
     fn add_memory(&mut self, id: u64, element: &Element, is_written: bool) {
@@ -264,7 +267,7 @@ impl Checker {
                  the completion of a later signaled one"
             );
             let report = Report { qp: Some(qp), wr_id: Some(posted.wr_id), ..Report::new(Kind::UnsignaledFull, text) };
-            self.report_once(qp.into(), || report);
+            self.report_once(Kind::UnsignaledFull, qp.into(), || report);
         }
         let id = self.posted(posted);
         if let Some(sends) = self.flights.sends.get_mut(&qp) {

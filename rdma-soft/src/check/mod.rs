@@ -3,7 +3,7 @@
 //! soft0 sees every access to memory and every completion, which no RNIC can report. `RDMA_SOFT_CHECK=1` checks a whole process,
 //! and [`Session`] a part of one. docs/soft.md lists the [kinds](Kind) of reports.
 //!
-//! The device calls the checker through [`with`], which costs one load and one branch while no checker is active. The checker has a
+//! The device calls the checker through `with`, which costs one load and one branch while no checker is active. The checker has a
 //! lock of its own, which is taken after that of the device and never before.
 
 mod exit;
@@ -193,11 +193,15 @@ impl Checker {
     }
 
     /// Makes a report about an object, but only the first time.
-    pub(crate) fn report_once(&mut self, object: u64, report: impl FnOnce() -> Report) {
-        let report = report();
-        if self.reported.insert((report.kind, object)) {
-            self.report(report);
+    pub(crate) fn report_once(&mut self, kind: Kind, object: u64, report: impl FnOnce() -> Report) {
+        if !self.options.suppressed.contains(&kind) && self.reported.insert((kind, object)) {
+            self.report(report());
         }
+    }
+
+    /// Whether a report of this kind about an object would be made.
+    fn is_new(&self, kind: Kind, object: u64) -> bool {
+        !self.options.suppressed.contains(&kind) && !self.reported.contains(&(kind, object))
     }
 }
 

@@ -47,7 +47,7 @@ impl Checker {
     /// Reports a completion queue that cannot hold the completions of all work in flight.
     pub(crate) fn check_room(&mut self, cq: u32, unpolled: usize, capacity: usize, qp: Option<u32>, wr_id: u64) {
         let due = self.queues.due.get(&cq).copied().unwrap_or(0) as usize;
-        if due + unpolled <= capacity {
+        if due + unpolled <= capacity || !self.is_new(Kind::CqCanOverrun, cq.into()) {
             return;
         }
         let text = format!(
@@ -55,7 +55,7 @@ impl Checker {
              flight add one each"
         );
         let report = Report { qp, wr_id: Some(wr_id), ..Report::new(Kind::CqCanOverrun, text) };
-        self.report_once(cq.into(), || report);
+        self.report_once(Kind::CqCanOverrun, cq.into(), || report);
     }
 
     /// Notes that a completion queue is destroyed, whose number may be reused.
@@ -92,7 +92,7 @@ impl Checker {
             "a thread sleeps in ibv_get_cq_event, {waiting} completions wait in completion queue {cq}, and no queue of the \
              channel is armed: arm it, and poll once more before sleeping"
         );
-        self.report_once(cq.into(), || Report::new(Kind::LostWakeup, text));
+        self.report_once(Kind::LostWakeup, cq.into(), || Report::new(Kind::LostWakeup, text));
     }
 
     /// Reports events that are not acknowledged, or were acknowledged twice.
@@ -105,7 +105,7 @@ impl Checker {
         let text =
             "a message of the peer found no receive: post receives before the peer sends, and limit what it may send";
         let report = Report { qp: Some(qp), ..Report::new(Kind::ReceiverNotReady, text) };
-        self.report_once(qp.into(), || report);
+        self.report_once(Kind::ReceiverNotReady, qp.into(), || report);
     }
 
     /// Reports a message that was longer than its receive.

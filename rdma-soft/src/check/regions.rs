@@ -140,7 +140,7 @@ impl Checker {
             let mut report = Report::new(Kind::Memlock, text);
             report.region = Some(region.region(false));
             report.memory = Some((region.address, region.len));
-            self.report_once(0, || report);
+            self.report_once(Kind::Memlock, 0, || report);
         }
     }
 

@@ -26,8 +26,8 @@ impl Default for Backoff {
 impl Backoff {
     /// For lookups: 1 s, doubling to 4.1 s, six retries: 23.6 s until the peer counts as unreachable.
     ///
-    /// Linux forgets a lookup once its program has answered it (`cm_send_sidr_rep_locked`), and reports a later duplicate as another
-    /// lookup. A first interval longer than most programs take to answer avoids such duplicates.
+    /// Linux forgets a lookup once its program has answered it (`cm_send_sidr_rep_locked`), and reports a later duplicate as
+    /// another lookup. A first interval longer than most programs take to answer avoids such duplicates.
     #[must_use]
     pub fn of_lookups() -> Self {
         Backoff { first: Duration::from_millis(1024), longest: Duration::from_millis(4096), retries: 6 }

@@ -13,6 +13,7 @@ use super::core::{Core, Sources};
 use super::lock::Device;
 use super::schedule;
 use super::signal::Signal;
+use crate::check;
 use crate::net::Readable;
 use crate::transport::Time;
 
@@ -24,6 +25,9 @@ const MIN_SAMPLE: Duration = Duration::from_micros(200);
 
 /// Longest average interval of polls of a program that polls all the time.
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(6);
+
+/// Factor of [`MAX_POLL_INTERVAL`] under the checker.
+const CHECKED: u32 = 4;
 
 /// First and longest time for which polls are ignored after a program has stopped polling without arming. The time doubles.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
@@ -158,7 +162,7 @@ pub(crate) fn is_child() -> bool {
         // The lock of the standard library may be held forever, so this writes directly.
         // SAFETY: the pointer and the length describe the text.
         unsafe { libc::write(libc::STDERR_FILENO, REASON.as_ptr().cast(), REASON.len()) };
-        crate::check::used_after_fork();
+        check::used_after_fork();
     }
     true
 }
@@ -202,7 +206,9 @@ impl PollDetector {
         }
         let more = polls.wrapping_sub(self.polls);
         (self.polls, self.since) = (polls, now);
-        MAX_POLL_INTERVAL * more >= elapsed && now >= self.ignores_until
+        // The checker makes each poll and post take longer.
+        let interval = if check::is_active() { CHECKED * MAX_POLL_INTERVAL } else { MAX_POLL_INTERVAL };
+        interval * more >= elapsed && now >= self.ignores_until
     }
 
     /// Stays idle while the program polls, which makes the device progress.
