@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use rdma_safe::mr::{Memory, Pages, ReclaimReason};
-use rdma_safe::{Access, Endpoint, Error, ProtectionDomain, RemoteMemory, Work};
+use rdma_safe::{Access, Buffer, Endpoint, Error, ProtectionDomain, RemoteMemory, Work};
 
 use crate::support::link::connected;
 use crate::support::{DEADLINE, device, error_of, filled, pattern};
@@ -88,6 +88,46 @@ fn memory_comes_back_only_after_its_last_use() {
     whole.fill(9);
     let vec = whole.into_memory::<Vec<u8>>().unwrap();
     assert!(vec[..5] == [9; 5] && vec[5..] == bytes[5..], "the length of a buffer does not change the memory");
+}
+
+#[test]
+fn cut_buffers_are_joined_in_any_order() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let (mut a, mut b) = connected(rdma.endpoint(&pd).send_depth(8).recv_depth(8));
+    let bytes = pattern(7, 700);
+    let mut rest = pd.register(bytes.clone()).unwrap();
+    for wrong in [0, 700, 701] {
+        for error in [error_of(rest.split_to(wrong)), error_of(rest.split_off(wrong))] {
+            assert!(matches!(error, Error::PartSize { size, capacity: 700 } if size == wrong), "{error:?}");
+        }
+    }
+    let mut parts = vec![rest.split_to(100).unwrap(), rest.split_off(300).unwrap()];
+    assert_eq!(parts.iter().chain([&rest]).map(|part| part.len()).collect::<Vec<_>>(), [100, 300, 300]);
+    parts.push(rest.split_to(1).unwrap());
+    parts.push(rest);
+
+    // In flight in any order, while others are joined.
+    for index in [3, 0] {
+        let part = parts.swap_remove(index);
+        b.receive(pd.allocate(part.len()).unwrap()).unwrap();
+        a.send(part).unwrap();
+    }
+    let incomplete = error_of(Buffer::join_all(parts));
+    let mut parts = incomplete.parts;
+    assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), [1, 300], "sorted");
+    for _ in 0..2 {
+        assert!(b.wait(DEADLINE).unwrap().ok().is_ok());
+        parts.push(a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap());
+    }
+    parts.push(pd.allocate(10).unwrap());
+    let foreign = error_of(Buffer::join_all(parts));
+    let (mut parts, whole): (Vec<_>, Vec<_>) = foreign.parts.into_iter().partition(|part| part.len() == 10);
+    assert_eq!((parts.len(), whole.len()), (1, 1));
+    let (whole, other) = error_of(whole.into_iter().next().unwrap().join(parts.pop().unwrap()));
+    assert_eq!((whole.len(), other.len()), (700, 10), "both come back");
+    assert!(whole.into_memory::<Vec<u8>>().unwrap() == bytes);
+    assert!(error_of(Buffer::join_all([])).parts.is_empty());
 }
 
 #[test]

@@ -21,5 +21,5 @@ unsafe impl Backing for Borrowed<'_> { //~ E0478 //~ E0803|E0495
 }
 
 fn slice(pd: &ProtectionDomain, bytes: &mut [u8]) {
-    pd.register(bytes).unwrap(); //~ E0277 Backing
+    pd.register(bytes).unwrap(); //~ E0277 Memory
 }

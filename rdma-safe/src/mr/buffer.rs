@@ -74,11 +74,19 @@ impl Buffer {
     }
 
     /// `capacity` bytes of the region from `address`, which must belong to no other part.
-    fn part(region: Arc<Region>, address: NonNull<u8>, capacity: usize) -> Self {
+    pub(super) fn part(region: Arc<Region>, address: NonNull<u8>, capacity: usize) -> Self {
         let gate = Self::gate_of(region.registration.pd(), capacity);
         let (lkey, short_capacity) = (region.lkey(), u32::try_from(capacity).unwrap_or(u32::MAX));
         let part = Part { address, len: capacity, capacity, gate, lkey, short_capacity, region };
         Buffer(ManuallyDrop::new(Box::new(part)))
+    }
+
+    /// Makes this buffer `capacity` bytes from `address`. Both must be within the region, and belong to no other part.
+    pub(super) fn set_range(&mut self, address: NonNull<u8>, capacity: usize) {
+        let gate = Self::gate_of(self.pd(), capacity);
+        let part = &mut **self.0;
+        (part.address, part.len, part.capacity, part.gate) = (address, capacity, capacity, gate);
+        part.short_capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
     }
 
     /// The buffer without its drop.
@@ -87,6 +95,11 @@ impl Buffer {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used nor dropped afterwards.
         unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+
+    /// The region.
+    pub(super) fn region(&self) -> &Arc<Region> {
+        &self.0.region
     }
 
     /// The region, to find out whether other parts of it exist.
@@ -178,21 +191,6 @@ impl Buffer {
         // SAFETY: `at` is less than the capacity, and the first part ends there, so the parts do not overlap.
         let second = Buffer::part(Arc::clone(&region), unsafe { address.add(at) }, capacity - at);
         Ok((Buffer::part(region, address, at), second))
-    }
-
-    /// Joins two parts of one region. The length is the whole capacity.
-    ///
-    /// # Errors
-    /// Returns both parts unless `next` starts where this part ends.
-    pub fn join(self, next: Buffer) -> std::result::Result<Buffer, (Buffer, Buffer)> {
-        let end = self.0.address.as_ptr().wrapping_add(self.0.capacity);
-        if !Arc::ptr_eq(&self.0.region, &next.0.region) || next.0.address.as_ptr() != end {
-            return Err((self, next));
-        }
-        let Part { address, capacity, region, .. } = *self.into_part();
-        // Only the part of `next` is freed. Its bytes belong to the new buffer.
-        let capacity = capacity + next.into_part().capacity;
-        Ok(Buffer::part(region, address, capacity))
     }
 
     /// The domain it is registered in.
