@@ -15,7 +15,8 @@ use crate::{PostError, ProtectionDomain, RemoteMemory, Result};
 /// and writes within the rights of the [`BindInfo`]. On most devices, no other connection can use the key. The access ends
 /// - when a completion reports [`Operation::InvalidateWindow`], after [`Endpoint::invalidate_window`],
 /// - when the peer has sent [`Work::send_invalidate`](crate::Work::send_invalidate) with the key, which the receive reports in
-///   [`Completion::invalidated_rkey`](crate::Completion::invalidated_rkey), or
+///   [`Completion::invalidated_rkey`](crate::Completion::invalidated_rkey) (the kernel's rxe does not report it, so there the
+///   endpoint keeps the window until it is closed), or
 /// - when the endpoint is closed, dropped or removed from its set.
 ///
 /// The endpoint owns the window and keeps the region registered until then, even if the [`ExposedRegion`] is dropped.
