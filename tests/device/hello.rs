@@ -41,6 +41,21 @@ fn hello_many_answers_each_client() {
 }
 
 #[test]
+fn memory_slices_sends_a_vector_in_any_order() {
+    let Some(lines) = lines_of("memory_slices") else { return };
+    assert_eq!(lines, ["both vectors are back, and they are equal", "sent 16777216 bytes as 1003 slices"]);
+}
+
+#[test]
+fn memory_payloads_sends_one_payload_to_sixteen_peers() {
+    let Some(lines) = lines_of("memory_payloads") else { return };
+    let mut expected = vec!["16 headers and the payload of 100000 bytes are back".to_owned()];
+    expected.extend((0..16).map(|number| format!("peer {number}: \"to peer {number}\" and the payload")));
+    expected.sort();
+    assert_eq!(lines, expected);
+}
+
+#[test]
 fn memory_windows_revokes_one_of_four_clients() {
     let Some(rdma) = device() else { return };
     let any = DeviceCapabilities::MEM_WINDOW_TYPE_2A | DeviceCapabilities::MEM_WINDOW_TYPE_2B;
