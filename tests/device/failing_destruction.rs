@@ -1,10 +1,13 @@
 //! Objects whose destruction fails are leaked together with all objects that they depend on, and never freed while a device may
 //! use them.
 
+use std::sync::Arc;
+
 use rdma_safe::error::Verb;
+use rdma_safe::mr::ReclaimReason;
 use rdma_safe::{Access, Errno, Error};
 
-use crate::support::interposer::rig::{Count, builder, endpoints, on_each_mode};
+use crate::support::interposer::rig::{Count, CountedMemory, builder, endpoints, on_each_mode};
 use crate::support::interposer::{Live, interposed};
 use crate::support::lab::Mode;
 
@@ -203,4 +206,47 @@ fn destroying_a_completion_queue_in_use_is_an_error_and_is_tried_once() {
     assert!(matches!(error, Error::Verb { verb: Verb::DestroyCq, errno: Errno(libc::EBUSY), .. }), "{error}");
     drop(context);
     assert_eq!((soft.calls("ibv_destroy_cq"), soft.live().contexts), (3, 1), "the context stays");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn shared_memory_of_an_endpoint_that_cannot_be_destroyed_is_never_freed() {
+    on_each_mode(|soft, mode| {
+        soft.may_leak();
+        let pd = soft.pd_of_own_context();
+        let (owner, count): (Arc<[u8]>, _) = (vec![7; 64].into(), Count::default());
+        let (mut a, b) = endpoints(soft, &pd, mode);
+        drop(b);
+        a.receive_list(count.buffer(&pd)).unwrap();
+        a.send_list(pd.share(Arc::clone(&owner)).unwrap()).unwrap();
+        soft.fail("ibv_destroy_qp", libc::EBUSY);
+        drop((a, pd));
+        assert_eq!((Arc::strong_count(&owner), count.freed()), (2, 0));
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn memory_is_returned_only_after_it_was_deregistered() {
+    let Some(soft) = interposed() else { return };
+    let pd = soft.pd_of_own_context();
+    let count = Count::default();
+    let memory: CountedMemory = count.buffer(&pd).into_memory().unwrap();
+    assert_eq!((count.freed(), soft.calls("ibv_dereg_mr")), (0, 1));
+    drop(memory);
+    assert_eq!((count.freed(), soft.live().mrs), (1, 0));
+
+    soft.may_leak();
+    let owner: Arc<[u8]> = vec![7; 64].into();
+    let shared = pd.share(Arc::clone(&owner)).unwrap();
+    soft.fail("ibv_dereg_mr", libc::EBUSY);
+    let reasons = [
+        count.buffer(&pd).into_memory::<CountedMemory>().unwrap_err().reason,
+        pd.expose(count.memory(), Access::REMOTE).unwrap().into_memory::<CountedMemory>().unwrap_err().reason,
+        shared.into_memory::<Arc<[u8]>>().unwrap_err().reason,
+    ];
+    assert_eq!(reasons, [ReclaimReason::Deregister { errno: Errno(libc::EBUSY) }; 3]);
+    drop(pd);
+    assert_eq!((count.freed(), Arc::strong_count(&owner)), (1, 2), "the device may still use them");
+    assert_eq!(soft.live(), Live { contexts: 1, pds: 1, mrs: 3, ..Live::default() });
 }

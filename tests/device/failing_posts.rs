@@ -1,5 +1,7 @@
 //! Failing postings: who owns the memory afterwards, and which calls still work.
 
+use std::sync::Arc;
+
 use rdma_safe::{Endpoint, Errno, PostError, ProtectionDomain, QueuePairState, WcStatus, Work};
 
 use crate::support::interposer::rig::{done, endpoints, lab, nothing, on_each_mode};
@@ -319,4 +321,65 @@ fn a_receive_in_doubt_ends_a_forgotten_batch_first() {
     // The provider reports a change of the queue pair between wr_start and wr_complete.
     let rejected = a.receive(pd.allocate(8).unwrap()).unwrap_err();
     assert_eq!(rejected.error, PostError::MaybePosted { errno: Errno(libc::EIO) });
+}
+
+#[test]
+fn lists_that_the_provider_did_not_accept_come_back() {
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let (mut a, mut b) = endpoints(soft, &pd, mode);
+        let payload = pd.share(vec![7; 10]).unwrap();
+        soft.refuse_send(mode);
+        let rejected = a.send_list(payload.clone()).unwrap_err();
+        assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
+        assert!(rejected.list.is_some_and(|list| list.byte_len() == 10) && rejected.buffer.is_none());
+
+        soft.fail_post_recv(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
+        let rejected = b.receive_list(filled(&pd, b"mine")).unwrap_err();
+        assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
+        let list = rejected.list.unwrap();
+        assert_eq!((list.byte_len(), in_flight(&b)), (4, (0, 0)));
+
+        soft.refuse_send(mode);
+        let mut batch = a.batch().unwrap();
+        batch.add(Work::send_list(payload.slice(..1).unwrap()).unsignaled()).unwrap();
+        batch.add(Work::send(filled(&pd, b"two"))).unwrap();
+        batch.add(Work::send_list(payload.slice(..3).unwrap())).unwrap();
+        let unposted = batch.post().unwrap_err();
+        assert_eq!(unposted.error, PostError::QueueFull { posted: 0 });
+        let lens: Vec<_> = unposted.lists.iter().map(|list| list.byte_len()).collect();
+        assert_eq!((lens, unposted.buffers.len(), in_flight(&a)), (vec![1, 3], 1, (0, 0)));
+
+        b.receive_list(list).unwrap();
+        a.send_list(payload.slice(..2).unwrap()).unwrap();
+        assert_eq!(done(&mut b).list.unwrap().byte_len(), 2);
+        assert_eq!(done(&mut a).list.unwrap().byte_len(), 2);
+    });
+}
+
+#[test]
+fn lists_in_doubt_stay_until_the_endpoint_is_closed() {
+    on_each_mode(|soft, mode| {
+        for taken in [false, true] {
+            let pd = soft.pd();
+            let (mut a, mut b) = endpoints(soft, &pd, mode);
+            let owner: Arc<[u8]> = vec![7; 10].into();
+            soft.doubt_send(mode, taken);
+            let rejected = a.send_list(pd.share(Arc::clone(&owner)).unwrap()).unwrap_err();
+            assert_eq!(rejected.error, PostError::MaybePosted { errno: Errno(libc::EIO) });
+            assert!(rejected.list.is_none());
+            is_poisoned(&mut a, &pd);
+            assert_eq!(a.receive_list(filled(&pd, b"again")).unwrap_err().error, PostError::EndpointFailed);
+            assert_eq!(a.send_list(filled(&pd, b"again")).unwrap_err().error, PostError::EndpointFailed);
+            assert_eq!(Arc::strong_count(&owner), 2, "the device may read it");
+            assert_eq!(a.close().unwrap().len(), 0);
+            assert_eq!(Arc::strong_count(&owner), 1);
+
+            soft.fail_post_recv(PostFault { errno: libc::EINVAL, taken: taken.into(), bad: Bad::Null });
+            let rejected = b.receive_list(filled(&pd, b"in doubt")).unwrap_err();
+            assert_eq!(rejected.error, PostError::MaybePosted { errno: Errno(libc::EINVAL) });
+            assert!(rejected.list.is_none() && b.queue_pair().state() == QueuePairState::ERR);
+            assert_eq!(b.close().unwrap().len(), 1);
+        }
+    });
 }

@@ -74,8 +74,10 @@ const LONG: [Long; 2] = [
             "receive_pool::",
             "refused_work::",
             "registration_cache::",
+            "shared_payloads::",
             "shared_receives::",
             "unreliable::",
+            "user_memory::",
             "window_regions::",
         ],
         // Most topics have tests over the fake provider as well, and all tests would take half of the time of the full tests.

@@ -86,6 +86,7 @@ pub(crate) fn cq_of(qp: &QueuePair) -> *mut ibv_cq {
 }
 
 /// Memory that counts how often it is freed.
+#[derive(Debug)]
 pub(crate) struct CountedMemory {
     pages: Pages,
     freed: Arc<AtomicUsize>,
