@@ -22,7 +22,7 @@
 //!                    ├─ ThreadDomain, DmaHandle, Counters, CompletionCounter, FlowAction
 //!                    ├─ DeviceMemory ── DeviceRegion
 //!                    ├─ XrcDomain ── XrcTarget
-//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion, ImportedRegion
+//!                    ├─ ProtectionDomain ─┬─ Buffer, SharedBuffer, ExposedRegion, NullRegion, RawMemoryRegion, ImportedRegion
 //!                    │                    ├─ MemoryWindow
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
@@ -52,6 +52,10 @@
 //! | connect by IP address, without a TCP connection | [`cm::Connector`], [`cm::Listener`]; [`cm::Id`] for a [`QueuePair`] |
 //! | connect and accept in an event loop or an async runtime | [`cm::Handshake`] |
 //! | allocate memory to send and receive | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
+//! | use memory of the program, and get it back | [`ProtectionDomain::register`] a [`mr::Memory`], [`Buffer::into_memory`] |
+//! | send one payload to many peers | [`ProtectionDomain::share`], [`Buffer::freeze`], [`SharedBuffer::slice`] |
+//! | send a header and a payload as one message | [`Endpoint::send_list`] of a [`Gather`]; [`Endpoint::receive_list`] |
+//! | cut memory, and join it again | [`Buffer::split_to`], [`Buffer::join_all`] |
 //! | let a peer access memory | [`ProtectionDomain::expose`] at the owner, [`Endpoint::write`], [`Endpoint::read`] at the peer |
 //! | let one peer access memory, and revoke it | [`Endpoint::bind_window`], [`Endpoint::invalidate_window`] |
 //! | serve many connections with one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |

@@ -1,10 +1,11 @@
 //! Registered memory.
 //!
-//! There are five types:
+//! There are six types:
 //!
 //! | type | access to the bytes | view of the CPU |
 //! |---|---|---|
 //! | [`Buffer`] | this process, and the device while the buffer is in flight | `&[u8]`, `&mut [u8]` |
+//! | [`SharedBuffer`] | this process and, at any time, the device, which only reads | `&[u8]` |
 //! | [`ExposedRegion`] | this process, and peers at any time | atomic access, never a slice |
 //! | [`NullRegion`] | there are no bytes | none: a key |
 //! | [`ImportedRegion`] | determined by its owner, another process | none: keys |
