@@ -8,7 +8,7 @@ use rdma_safe::{Access, Buffer, Endpoint, EndpointSet, Error, Operation, PostErr
 
 use crate::allocation::allocations;
 use crate::support::link::connected;
-use crate::support::{DEADLINE, device, device_without_checker, error_of, filled, pattern};
+use crate::support::{DEADLINE, device, device_without_checker, error_of, filled, kernel, pattern};
 
 fn buffers(list: Option<Gather>) -> Vec<Buffer> {
     list.expect("a list").into_iter().map(|piece| piece.into_buffer().expect("a buffer")).collect()
@@ -53,9 +53,9 @@ fn a_payload_that_was_dropped_in_flight_still_arrives() {
     let (mut a, mut b) = connected(rdma.endpoint(&pd));
     let owner: Arc<[u8]> = pattern(2, 3000).into();
     let payload = pd.share(Arc::clone(&owner)).unwrap();
+    b.receive(pd.allocate(3000).unwrap()).unwrap();
     a.send_list(payload).unwrap();
     assert_eq!(Arc::strong_count(&owner), 2, "the work keeps the owner");
-    b.receive(pd.allocate(3000).unwrap()).unwrap();
     assert!(received(&mut b) == *owner);
     drop(sent(&mut a));
     assert_eq!(Arc::strong_count(&owner), 1, "the completion was the last use");
@@ -96,8 +96,13 @@ fn a_read_only_mapping_of_a_file_is_sent() {
     std::fs::write(&path, &bytes).unwrap();
     let file = std::fs::File::open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
+    // Kernels before 6.2 pin pages as if for writing, which a shared mapping that is read-only does not allow.
+    let is_shared = rdma.is_soft() || kernel() >= (6, 2);
     // SAFETY: nothing else uses the file.
-    let payload = pd.share(unsafe { memmap2::Mmap::map(&file) }.unwrap()).unwrap();
+    let map = unsafe {
+        if is_shared { memmap2::Mmap::map(&file) } else { memmap2::MmapOptions::new().map_copy_read_only(&file) }
+    };
+    let payload = pd.share(map.unwrap()).unwrap();
     b.receive(pd.allocate(10_000).unwrap()).unwrap();
     a.send_list(payload.clone()).unwrap();
     assert!(received(&mut b) == bytes);
@@ -227,7 +232,8 @@ fn peers_are_written_and_read_by_lists() {
     b.receive_list((pd.allocate(4).unwrap(), place.part(60, 4).unwrap())).unwrap();
     a.send_list(part).unwrap();
     let failed = b.wait(DEADLINE).unwrap();
-    assert_eq!(failed.status, WcStatus::LOC_LEN_ERR, "ten bytes for eight");
+    // Ten bytes for eight. SoftRoCE reports another status.
+    assert!(if rdma.is_rxe() { failed.status != WcStatus::SUCCESS } else { failed.status == WcStatus::LOC_LEN_ERR });
     assert_eq!(failed.list.unwrap().len(), 2, "a failed receive returns its list");
     assert_ne!(a.wait(DEADLINE).unwrap().status, WcStatus::SUCCESS);
     drop((a, b));

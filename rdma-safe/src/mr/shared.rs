@@ -283,7 +283,8 @@ impl From<SharedBuffer> for bytes::Bytes {
 impl ProtectionDomain {
     /// Registers bytes that do not change: `ibv_reg_mr(3)` without any write access.
     ///
-    /// They can be the source of sends and writes. Since the device only reads them, read-only mappings of files can be registered.
+    /// They can be the source of sends and writes. Since the device only reads them, read-only mappings of files can be registered:
+    /// on Linux before 6.2 private ones only (`MAP_PRIVATE`, `MmapOptions::map_copy_read_only`), which the kernel copies then.
     ///
     /// # Errors
     /// [`RegisterError`] returns the memory, with the errors of [`ProtectionDomain::register`].
