@@ -69,7 +69,7 @@ pub use error::{Error, Result};
 pub use pool::{Budget, Get, Pool, PoolBuilder};
 #[cfg(feature = "bytes")]
 pub use registrations::{Payload, PayloadError};
-pub use registrations::{RegisteredMemory, RegistrationCache, RegistrationError, RegistrationStatistics, SharedMemory};
+pub use registrations::{RegistrationCache, RegistrationError, RegistrationStatistics, SharedMemory};
 pub use statistics::{Memory, Statistics};
 
 /// Bytes of the block that an allocation of `len` bytes takes, or `None` above 64 MiB.

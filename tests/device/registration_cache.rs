@@ -8,7 +8,8 @@ use rdma_safe::{Errno, Error, WcStatus};
 
 use crate::support::interposer::{Live, interposed};
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
-use crate::support::{device, error_of, pattern};
+use crate::support::link::connected;
+use crate::support::{DEADLINE, device, error_of, filled, pattern};
 
 fn shared(seed: u64, len: usize) -> Arc<[u8]> {
     pattern(seed, len).into()
@@ -24,7 +25,7 @@ fn cached_memory_is_sent_to_several_peers_without_a_copy() {
         let memory = cache.register(&payload).unwrap();
         assert_eq!(memory.as_ptr(), payload.as_ptr());
         lab.b.receive(1, 0..8192).unwrap();
-        lab.a.post(&[Wr::new(1, Op::Send, Data::One(memory.sge(cut.clone()).unwrap()))]).unwrap();
+        lab.a.post(&[Wr::new(1, Op::Send, Data::One(memory.slice(cut.clone()).unwrap().sge()))]).unwrap();
         assert_eq!(lab.b.next_ok(1).byte_len, Some(cut.len() as u32));
         lab.a.next_ok(1);
         assert!(lab.b.memory.get(0..cut.len()) == payload[cut], "the bytes arrived changed");
@@ -39,21 +40,36 @@ fn the_device_cannot_write_to_cached_memory() {
     let payload = shared(1, 64);
     let memory = cache.register(&payload).unwrap();
     let remote = lab.b.memory.remote(0);
-    lab.a.post(&[Wr::new(1, Op::Read(remote), Data::One(memory.sge(..).unwrap()))]).unwrap();
+    lab.a.post(&[Wr::new(1, Op::Read(remote), Data::One(memory.sge()))]).unwrap();
     assert_ne!(lab.a.next().status, WcStatus::SUCCESS);
     assert_eq!(*payload, pattern(1, 64));
 }
 
 #[test]
-fn a_range_out_of_bounds_has_no_element() {
+fn cached_memory_in_flight_is_not_evicted() {
     let Some(rdma) = device() else { return };
-    let cache = RegistrationCache::new(&rdma.pd(), 1 << 20);
-    let memory = cache.register(&shared(1, 64)).unwrap();
-    assert!(memory.sge(60..65).is_none() && memory.sge(65..).is_none() && memory.sge(..=64).is_none());
-    assert!(memory.sge(..=usize::MAX).is_none());
-    let (all, last) = (memory.sge(..).unwrap(), memory.sge(63..=63).unwrap());
-    assert_eq!((all.len, last.len, last.address - all.address), (64, 1, 63));
-    assert_eq!(memory.sge(64..).unwrap().len, 0);
+    let pd = rdma.pd();
+    let (mut a, mut b) = connected(rdma.endpoint(&pd).send_sges(2));
+    let cache = RegistrationCache::new(&pd, 5000);
+    let payload = shared(1, 4000);
+    b.receive(pd.allocate(5000).unwrap()).unwrap();
+    a.send_list((filled(&pd, b"header"), cache.register(&payload).unwrap().slice(..3000).unwrap())).unwrap();
+    let long = Bytes::from(pattern(2, 1001));
+    for error in [error_of(cache.register(&shared(2, 1001))), error_of(cache.register_bytes(long.clone()))] {
+        assert!(matches!(error, RegistrationError::Full { len: 1001, in_use: 4000, limit: 5000 }), "{error}");
+    }
+    assert!(!cache.evict(&payload));
+    let message = b.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+    assert!(message[..6] == *b"header" && message[6..] == payload[..3000]);
+    let done = a.wait(DEADLINE).unwrap().ok().unwrap();
+    assert_eq!(cache.statistics().bytes_in_use, 4000, "the completion has it");
+    drop(done);
+    b.receive(message).unwrap();
+    a.send_list(cache.register_bytes(long.clone()).unwrap()).unwrap();
+    assert_eq!((Arc::strong_count(&payload), cache.statistics().bytes_in_use), (1, 1001), "evicted, and in flight");
+    assert!(*b.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap() == *long);
+    drop(a.wait(DEADLINE).unwrap().ok().unwrap());
+    assert_eq!(cache.statistics().bytes, 0);
 }
 
 #[test]

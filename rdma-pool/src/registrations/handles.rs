@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rdma_safe::Buffer;
+use rdma_safe::mr::ReadOnly;
+use rdma_safe::{Buffer, Error, SharedBuffer};
 
-use super::{Inner, Region, RegisteredMemory, RegistrationCache, RegistrationError, is_limit};
+use super::{Inner, RegistrationCache, RegistrationError, is_limit};
 
 /// Bytes that can be sent.
 #[derive(Debug)]
@@ -14,7 +15,7 @@ pub enum Payload {
     /// A copy.
     Copied(Buffer),
     /// The memory of the `Bytes` itself.
-    Registered(RegisteredMemory),
+    Registered(SharedBuffer),
 }
 
 /// Why bytes cannot be sent.
@@ -32,9 +33,22 @@ pub enum PayloadError<E> {
 }
 
 /// Bytes of the limit of a cache.
-pub(super) struct Lease {
+struct Lease {
     of: Arc<Inner>,
     bytes: usize,
+}
+
+/// A handle, and the part of the limit that is given back after it was deregistered.
+struct Leased {
+    handle: Bytes,
+    lease: Lease,
+}
+
+// SAFETY: the bytes belong to the reference-counted memory of the handle, and are immutable while a handle exists.
+unsafe impl ReadOnly for Leased {
+    fn bytes(&self) -> &[u8] {
+        &self.handle
+    }
 }
 
 impl Drop for Lease {
@@ -46,7 +60,7 @@ impl Drop for Lease {
 impl RegistrationCache {
     /// Copies `bytes` if they are shorter than `threshold` bytes, and registers their memory otherwise.
     ///
-    /// A `Bytes` has no identity that a cache could find again, so it is registered for the life of the [`RegisteredMemory`] alone.
+    /// A `Bytes` has no identity that a cache could find again, so it is registered for the life of the [`SharedBuffer`] alone.
     /// That takes calls of the kernel and pays off for long messages only: measure where, and copy what is shorter. `buffer` is
     /// called with the length of a copy and returns a buffer of at least that capacity, for example from a pool.
     ///
@@ -74,13 +88,17 @@ impl RegistrationCache {
     ///
     /// # Errors
     /// As for [`RegistrationCache::register`].
-    pub fn register_bytes(&self, bytes: Bytes) -> Result<RegisteredMemory, RegistrationError> {
+    pub fn register_bytes(&self, bytes: Bytes) -> Result<SharedBuffer, RegistrationError> {
         let inner = &self.0;
-        let (len, owner) = (bytes.len(), Arc::new(bytes));
-        let register = || Region::new(&inner.pd, Arc::clone(&owner));
-        let region = inner.regions.reserve(len, register, is_limit);
-        let mut region = region.map_err(|failed| inner.error(failed, len))?;
-        region.lease = Some(Lease { of: Arc::clone(inner), bytes: len });
-        Ok(RegisteredMemory(Arc::new(region)))
+        let len = bytes.len();
+        let register = || {
+            let leased = Leased { handle: bytes.clone(), lease: Lease { of: Arc::clone(inner), bytes: len } };
+            inner.pd.share(leased).map_err(|mut failed| {
+                // `reserve` gives the bytes back itself.
+                failed.memory.lease.bytes = 0;
+                Error::from(failed)
+            })
+        };
+        inner.regions.reserve(len, register, is_limit).map_err(|failed| inner.error(failed, len))
     }
 }

@@ -2,7 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A value with a count of references.
+pub(crate) trait References: Clone {
+    /// Whether this is the only reference.
+    fn is_only(&self) -> bool;
+}
 
 /// A cache that many threads share. Values are made and dropped outside of its lock.
 pub(crate) struct Lru<K, V> {
@@ -23,7 +29,7 @@ struct Entries<K, V> {
 }
 
 struct Entry<V> {
-    value: Arc<V>,
+    value: V,
     bytes: usize,
     used: u64,
 }
@@ -57,7 +63,7 @@ pub(crate) enum Failed<E> {
     Make(E),
 }
 
-impl<K: Copy + Eq + Hash, V> Lru<K, V> {
+impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
     pub(crate) fn new(limit: usize) -> Self {
         let entries =
             Entries { by_key: HashMap::new(), by_use: BTreeMap::new(), now: 0, bytes: 0, counts: Counts::default() };
@@ -87,7 +93,7 @@ impl<K: Copy + Eq + Hash, V> Lru<K, V> {
         bytes: usize,
         make: impl FnMut() -> Result<V, E>,
         is_limit: impl Fn(&E) -> bool,
-    ) -> Result<Arc<V>, Failed<E>> {
+    ) -> Result<V, Failed<E>> {
         if let Some(value) = self.lock().hit(&key) {
             return Ok(value);
         }
@@ -163,45 +169,44 @@ impl<K: Copy + Eq + Hash, V> Lru<K, V> {
     }
 }
 
-struct Reservation<'a, K: Copy + Eq + Hash, V> {
+struct Reservation<'a, K: Copy + Eq + Hash, V: References> {
     of: &'a Lru<K, V>,
     bytes: usize,
 }
 
-impl<K: Copy + Eq + Hash, V> Drop for Reservation<'_, K, V> {
+impl<K: Copy + Eq + Hash, V: References> Drop for Reservation<'_, K, V> {
     fn drop(&mut self) {
         self.of.give_back(self.bytes);
     }
 }
 
-impl<K: Copy + Eq + Hash, V> Entries<K, V> {
-    fn hit(&mut self, key: &K) -> Option<Arc<V>> {
+impl<K: Copy + Eq + Hash, V: References> Entries<K, V> {
+    fn hit(&mut self, key: &K) -> Option<V> {
         let value = self.reuse(key)?;
         self.counts.hits += 1;
         Some(value)
     }
 
     /// The value of `key`, which becomes the most recently used.
-    fn reuse(&mut self, key: &K) -> Option<Arc<V>> {
+    fn reuse(&mut self, key: &K) -> Option<V> {
         let entry = self.by_key.get_mut(key)?;
         self.by_use.remove(&entry.used);
         self.now += 1;
         entry.used = self.now;
         self.by_use.insert(self.now, *key);
-        Some(Arc::clone(&entry.value))
+        Some(entry.value.clone())
     }
 
     /// Adds an entry whose bytes are reserved.
-    fn insert(&mut self, key: K, bytes: usize, value: V) -> Arc<V> {
-        let value = Arc::new(value);
+    fn insert(&mut self, key: K, bytes: usize, value: V) -> V {
         self.now += 1;
         self.by_use.insert(self.now, key);
-        self.by_key.insert(key, Entry { value: Arc::clone(&value), bytes, used: self.now });
+        self.by_key.insert(key, Entry { value: value.clone(), bytes, used: self.now });
         value
     }
 
     /// Reserves `bytes` and returns the evicted entries, or how many bytes are pinned if these are too many.
-    fn reserve(&mut self, bytes: usize, limit: usize) -> Result<Vec<Arc<V>>, usize> {
+    fn reserve(&mut self, bytes: usize, limit: usize) -> Result<Vec<V>, usize> {
         let mut evicted = Vec::new();
         if bytes > limit.saturating_sub(self.bytes) {
             // Nothing is evicted in vain.
@@ -219,13 +224,13 @@ impl<K: Copy + Eq + Hash, V> Entries<K, V> {
     }
 
     /// Removes the idle entry that was used least recently.
-    fn evict_oldest(&mut self) -> Option<Arc<V>> {
+    fn evict_oldest(&mut self) -> Option<V> {
         let is_idle = |key: &&K| self.by_key.get(key).is_some_and(Entry::is_idle);
         let key = *self.by_use.values().find(is_idle)?;
         self.evict(&key)
     }
 
-    fn evict(&mut self, key: &K) -> Option<Arc<V>> {
+    fn evict(&mut self, key: &K) -> Option<V> {
         self.by_key.get(key).filter(|entry| entry.is_idle())?;
         let entry = self.by_key.remove(key)?;
         self.by_use.remove(&entry.used);
@@ -240,10 +245,10 @@ impl<K: Copy + Eq + Hash, V> Entries<K, V> {
     }
 }
 
-impl<V> Entry<V> {
+impl<V: References> Entry<V> {
     /// Whether the cache has the only reference. Others are cloned from it only under the lock.
     fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.value) == 1
+        self.value.is_only()
     }
 }
 
@@ -253,13 +258,26 @@ mod tests {
     use std::collections::HashSet;
     use std::convert::Infallible;
     use std::rc::Rc;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
+    impl<T> References for Arc<T> {
+        fn is_only(&self) -> bool {
+            Arc::strong_count(self) == 1
+        }
+    }
+
+    impl<T> References for Rc<T> {
+        fn is_only(&self) -> bool {
+            Rc::strong_count(self) == 1
+        }
+    }
+
     /// A cache of values that record their drop.
     struct Rig {
-        lru: Lru<u32, Value>,
+        lru: Lru<u32, Rc<Value>>,
         dropped: Rc<RefCell<Vec<u32>>>,
     }
 
@@ -276,11 +294,11 @@ mod tests {
             Rig { lru: Lru::new(limit), dropped: Rc::default() }
         }
 
-        fn value(&self, key: u32) -> Value {
-            Value(key, Rc::clone(&self.dropped))
+        fn value(&self, key: u32) -> Rc<Value> {
+            Rc::new(Value(key, Rc::clone(&self.dropped)))
         }
 
-        fn get(&self, key: u32, bytes: usize) -> Result<Arc<Value>, Failed<Infallible>> {
+        fn get(&self, key: u32, bytes: usize) -> Result<Rc<Value>, Failed<Infallible>> {
             self.lru.get(key, bytes, || Ok(self.value(key)), |never| match *never {})
         }
 
@@ -294,7 +312,7 @@ mod tests {
         let rig = Rig::new(100);
         let first = rig.get(1, 10).ok().unwrap();
         let second = rig.get(1, 10).ok().unwrap();
-        assert!(Arc::ptr_eq(&first, &second));
+        assert!(Rc::ptr_eq(&first, &second));
         assert_eq!(rig.lru.counts(), Counts { hits: 1, misses: 1, evictions: 0 });
         assert_eq!(rig.lru.usage(), Usage { entries: 1, bytes: 10, pinned: 10 });
         drop((first, second));
@@ -366,8 +384,8 @@ mod tests {
 
     #[test]
     fn a_panic_gives_the_reservation_back() {
-        let lru: Lru<u32, ()> = Lru::new(10);
-        let make = || -> Result<(), Infallible> { panic!("expected") };
+        let lru: Lru<u32, Arc<()>> = Lru::new(10);
+        let make = || -> Result<Arc<()>, Infallible> { panic!("expected") };
         let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lru.get(1, 10, make, |_| false)));
         assert!(panics.is_err());
         assert_eq!(lru.usage(), Usage { entries: 0, bytes: 0, pinned: 0 });
@@ -397,7 +415,7 @@ mod tests {
         let bytes = |key: u32| 1 + (key as usize * 7) % 20;
         // The oldest is first.
         let mut model: Vec<u32> = Vec::new();
-        let mut used: Vec<Arc<Value>> = Vec::new();
+        let mut used: Vec<Rc<Value>> = Vec::new();
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         for _ in 0..operations {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -445,7 +463,7 @@ mod tests {
             }
         }
         let rounds = if cfg!(miri) { 8 } else { 20_000 };
-        let lru: Lru<u32, Counted> = Lru::new(4);
+        let lru: Lru<u32, Arc<Counted>> = Lru::new(4);
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let lru = &lru;
@@ -454,7 +472,7 @@ mod tests {
                         let make = || {
                             // Values that were evicted are dropped before others are made in their place.
                             assert!(LIVE.fetch_add(1, Ordering::Relaxed) < 4 + 3, "values exceed the limit");
-                            Ok::<_, Infallible>(Counted)
+                            Ok::<_, Infallible>(Arc::new(Counted))
                         };
                         let value = lru.get((round * (thread + 1)) % 7, 1, make, |_| false);
                         assert!(value.is_ok(), "at most three of four are in use");

@@ -6,14 +6,12 @@ mod lru;
 mod memory;
 
 use std::fmt;
-use std::mem::ManuallyDrop;
-use std::ops::Bound::{Excluded, Included, Unbounded};
-use std::ops::{Deref, Range, RangeBounds};
 use std::sync::Arc;
 
-use rdma_safe::{Access, Errno, Error, ProtectionDomain, RawMemoryRegion, Sge};
+use rdma_safe::mr::ReadOnly;
+use rdma_safe::{Errno, Error, ProtectionDomain, SharedBuffer};
 
-use lru::{Failed, Lru};
+use lru::{Failed, Lru, References};
 
 #[cfg(feature = "bytes")]
 pub use handles::{Payload, PayloadError};
@@ -27,8 +25,8 @@ pub use memory::SharedMemory;
 /// misses one. This cache keeps a clone of the `Arc` instead, so nothing can free or change the bytes while they are registered.
 ///
 /// The cache is limited by bytes. It evicts the least recently used registration first. A registration is in use as long as a
-/// [`RegisteredMemory`] of it exists, and is then never evicted. When the kernel refuses to lock more memory (`ulimit -l`), the
-/// cache evicts one registration after the other until it succeeds.
+/// [`SharedBuffer`] of it exists, also in flight, and is then never evicted. When the kernel refuses to lock more memory
+/// (`ulimit -l`), the cache evicts one registration after the other until it succeeds.
 ///
 /// Clones share one cache. The memory is registered for local reads only, so the device can send it but never write to it.
 ///
@@ -44,8 +42,8 @@ pub use memory::SharedMemory;
 ///
 /// let first = cache.register(&payload)?;
 /// let second = cache.register(&payload)?; // no call of the kernel
-/// assert_eq!(first.lkey(), second.lkey());
-/// assert_eq!(second.sge(..100).unwrap().len, 100); // for the raw API
+/// assert_eq!(first.sge(), second.sge());
+/// // `endpoint.send_list((header, first))` sends it without a copy, also to several peers at once.
 /// assert_eq!(cache.statistics().hits, 1);
 /// # Ok(())
 /// # }
@@ -55,7 +53,7 @@ pub struct RegistrationCache(Arc<Inner>);
 
 struct Inner {
     pd: ProtectionDomain,
-    regions: Lru<Key, Region>,
+    regions: Lru<Key, SharedBuffer>,
 }
 
 /// Identity of the memory of an `Arc` that the entry keeps alive: its allocation, and the start and length of its bytes.
@@ -78,14 +76,14 @@ impl RegistrationCache {
     /// or until the bytes are needed for others.
     ///
     /// # Errors
-    /// [`RegistrationError::Full`] while too much is in use: wait for completions, drop their [`RegisteredMemory`], and try again.
+    /// [`RegistrationError::Full`] while too much is in use: wait for completions, drop their buffers, and try again.
     /// [`RegistrationError::Register`] with the reason of the kernel, or with [`Error::EmptyRegion`] for no bytes.
-    pub fn register<T: SharedMemory + ?Sized>(&self, owner: &Arc<T>) -> Result<RegisteredMemory, RegistrationError> {
+    pub fn register<T: SharedMemory + ?Sized>(&self, owner: &Arc<T>) -> Result<SharedBuffer, RegistrationError> {
         let inner = &*self.0;
         let bytes = owner.bytes();
-        let register = || Region::new(&inner.pd, Arc::clone(owner));
+        let register = || inner.pd.share(Owner(Arc::clone(owner))).map_err(Error::from);
         let region = inner.regions.get(key(owner), bytes.len(), register, is_limit);
-        region.map(RegisteredMemory).map_err(|failed| inner.error(failed, bytes.len()))
+        region.map_err(|failed| inner.error(failed, bytes.len()))
     }
 
     /// Deregisters the bytes of `owner` and drops the clone of it, unless they are in use. Returns whether it did.
@@ -154,112 +152,19 @@ fn is_limit(error: &Error) -> bool {
     error.errno() == Some(Errno(libc::ENOMEM))
 }
 
-/// A registration of the bytes of an owner.
-struct Region {
-    /// `None` once it is being deregistered.
-    region: Option<RawMemoryRegion>,
-    /// Dropped after the region, and leaked if the device may still read the bytes.
-    owner: ManuallyDrop<Box<dyn Send + Sync>>,
-    bytes: *const [u8],
-    /// The part of the limit of a region that is not in the cache. Given back last.
-    #[cfg(feature = "bytes")]
-    lease: Option<handles::Lease>,
-}
+/// The clone of an `Arc` that a registration keeps.
+struct Owner<T: SharedMemory + ?Sized>(Arc<T>);
 
-// SAFETY: the bytes belong to the owner, which may be used and dropped by any thread, and are only read.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
-
-impl Region {
-    fn new<T: SharedMemory + ?Sized>(pd: &ProtectionDomain, owner: Arc<T>) -> rdma_safe::Result<Self> {
-        let bytes: *const [u8] = owner.bytes();
-        // SAFETY: the device only reads the bytes, since `Access::empty()` allows no writes. They stay in place and unchanged while
-        // the `Arc` has shared references only (`SharedMemory`), which holds as long as this clone of it exists. It is dropped
-        // after the region has been deregistered successfully.
-        let region = unsafe { pd.register_raw(bytes.cast::<u8>().cast_mut(), bytes.len(), Access::empty())? };
-        Ok(Region {
-            region: Some(region),
-            owner: ManuallyDrop::new(Box::new(owner)),
-            bytes,
-            #[cfg(feature = "bytes")]
-            lease: None,
-        })
+// SAFETY: while this clone exists, the value has shared references only, so its bytes stay in place and unchanged (`SharedMemory`).
+unsafe impl<T: SharedMemory + ?Sized> ReadOnly for Owner<T> {
+    fn bytes(&self) -> &[u8] {
+        self.0.bytes()
     }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        let deregistered = self.region.take().map(RawMemoryRegion::deregister);
-        if matches!(deregistered, Some(Ok(()))) {
-            // SAFETY: dropped once, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.owner) };
-        }
-    }
-}
-
-/// Shared memory that is registered. Dropping the last clone returns it to its cache.
-///
-/// For the raw API, which posts memory by address and key: keep a clone until the completion of the work.
-#[derive(Clone)]
-#[must_use = "the registration may be evicted once this is dropped"]
-pub struct RegisteredMemory(Arc<Region>);
-
-impl RegisteredMemory {
-    /// Local key.
-    #[must_use]
-    #[inline]
-    pub fn lkey(&self) -> u32 {
-        self.region().lkey()
-    }
-
-    /// The bytes in `range` for a work request, or `None` if they are out of bounds or exceed the 32 bits of a length.
-    #[must_use]
-    pub fn sge(&self, range: impl RangeBounds<usize>) -> Option<Sge> {
-        let range = self.range(range)?;
-        let address = self.region().address() + range.start as u64;
-        Some(Sge { address, len: u32::try_from(range.len()).ok()?, lkey: self.lkey() })
-    }
-
-    fn region(&self) -> &RawMemoryRegion {
-        self.0.region.as_ref().expect("only `drop` takes it")
-    }
-
-    fn range(&self, range: impl RangeBounds<usize>) -> Option<Range<usize>> {
-        let start = match range.start_bound() {
-            Included(start) => *start,
-            Excluded(before) => before.checked_add(1)?,
-            Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Included(last) => last.checked_add(1)?,
-            Excluded(end) => *end,
-            Unbounded => self.len(),
-        };
-        (start <= end && end <= self.len()).then_some(start..end)
-    }
-}
-
-impl Deref for RegisteredMemory {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the owner returned this slice from `SharedMemory::bytes`. It exists as long as the region, and has shared
-        // references only, so the bytes stay in place and unchanged. The device does not write to them either.
-        unsafe { &*self.0.bytes }
-    }
-}
-
-impl AsRef<[u8]> for RegisteredMemory {
-    fn as_ref(&self) -> &[u8] {
-        self
-    }
-}
-
-impl fmt::Debug for RegisteredMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegisteredMemory").field("len", &self.len()).field("lkey", &self.lkey()).finish_non_exhaustive()
+impl References for SharedBuffer {
+    fn is_only(&self) -> bool {
+        self.owners() == 1
     }
 }
 

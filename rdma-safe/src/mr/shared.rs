@@ -193,6 +193,12 @@ impl SharedBuffer {
         Err(ReclaimError { reason, part: Some(self) })
     }
 
+    /// Number of clones and slices of the same memory, including this one and those in flight. It may already have changed.
+    #[must_use]
+    pub fn owners(&self) -> usize {
+        Arc::strong_count(&self.of)
+    }
+
     fn in_use(&self) -> ReclaimReason {
         ReclaimReason::InUse { others: Arc::strong_count(&self.of).saturating_sub(1).max(1) }
     }
@@ -245,7 +251,7 @@ impl fmt::Debug for SharedBuffer {
         f.debug_struct("SharedBuffer")
             .field("address", &self.address)
             .field("len", &self.len)
-            .field("owners", &Arc::strong_count(&self.of))
+            .field("owners", &self.owners())
             .finish_non_exhaustive()
     }
 }
