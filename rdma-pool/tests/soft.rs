@@ -8,7 +8,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rdma_pool::{Budget, Error, Pool, PoolBuilder};
+use rdma_safe::mr::Piece;
 use rdma_safe::{Device, Endpoint, ProtectionDomain};
 
 /// Only a test that hangs waits for so long.
@@ -56,6 +58,47 @@ fn buffers_return_after_they_were_in_flight() {
     // Posted receives return with their queue pair.
     server.receive(pool.try_get(Budget::Receives, 4096).unwrap()).unwrap();
     assert_eq!(pool.statistics().share(Budget::Receives).used, 4096);
+    drop((client, server));
+    assert_eq!(pool.statistics().used(), 0);
+}
+
+#[test]
+fn buffers_return_from_bytes_lists_and_shared_buffers() {
+    let pd = domain();
+    let pool = builder(&pd).build().unwrap();
+    let mut client = Endpoint::builder(&pd).send_sges(2).build().unwrap();
+    let mut server = Endpoint::builder(&pd).recv_sges(2).build().unwrap();
+    client.connect(&server.address()).unwrap();
+    server.connect(&client.address()).unwrap();
+    let get = |bytes: &[u8]| {
+        let mut buffer = pool.try_get(Budget::Sends, bytes.len()).unwrap();
+        buffer.fill_from(bytes).unwrap();
+        buffer
+    };
+    let payload = get(&[7; 1000]).freeze();
+    for number in 0..2 {
+        server.receive(pool.try_get(Budget::Receives, 4096).unwrap()).unwrap();
+        client.send_list((get(&[number; 16]), payload.clone())).unwrap();
+    }
+    let messages: Vec<Bytes> =
+        (0..2).map(|_| server.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap().into()).collect();
+    thread::spawn(move || {
+        for (number, message) in messages.iter().enumerate() {
+            assert!(message[..16] == [number as u8; 16] && message.slice(16..) == [7; 1000][..]);
+        }
+    })
+    .join()
+    .unwrap();
+    assert_eq!(pool.statistics().used(), 2 * 64 + 1024, "two headers and the payload are in flight");
+    drop(client.wait(DEADLINE).unwrap());
+    drop(payload);
+    assert_eq!(pool.statistics().used(), 64 + 1024, "one header, and the payload of its message");
+    let last = client.wait(DEADLINE).unwrap().list.unwrap();
+    let shared = last.into_iter().filter_map(Piece::into_shared).next().unwrap();
+    let mut again = shared.into_buffer().unwrap();
+    again[0] = 8;
+    server.receive_list((again, pool.try_get(Budget::Receives, 64).unwrap())).unwrap();
+    assert_eq!(pool.statistics().used(), 64 + 1024);
     drop((client, server));
     assert_eq!(pool.statistics().used(), 0);
 }

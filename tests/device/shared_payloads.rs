@@ -123,6 +123,8 @@ fn slices_are_checked_and_frozen_buffers_thaw() {
         let error = error_of(frozen.slice(start..end));
         assert!(matches!(error, Error::OutOfBounds { offset, region: 10, .. } if offset == start), "{error:?}");
     }
+    let cut = || (0..10).for_each(|at| drop(std::hint::black_box(frozen.slice(at..).unwrap())));
+    assert_eq!(allocations(cut), 0, "a slice is one more reference");
     let shared = error_of(frozen.into_buffer());
     assert_eq!(shared.reason, ReclaimReason::InUse { others: 1 });
     drop(shared);
