@@ -47,7 +47,7 @@ impl Program {
         _ = std::fs::remove_file(&json);
         let mut command = Command::new(&self.file);
         command.arg(kind).env("LD_PRELOAD", &self.library);
-        command.env("RDMA_SOFT_CHECK", format!("json={},{options}", json.display()));
+        command.env("RDMA_SOFT_CHECK", format!("json={},{options}", json.display())).env("MISUSE_REPORTS", &json);
         let output = command.output().unwrap();
         let text = std::fs::read_to_string(&json).unwrap_or_default();
         _ = std::fs::remove_file(&json);

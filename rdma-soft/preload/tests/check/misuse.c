@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -113,15 +114,24 @@ static void place(int end, uint64_t wr_id, const void *address) {
            (unsigned long long)(uintptr_t)address);
 }
 
+/* Waits until the checker has made a report. */
+static void wait_for_report(void) {
+    struct stat file;
+    for (int ms = 0; stat(getenv("MISUSE_REPORTS"), &file) || file.st_size == 0; ms++) {
+        check(ms < 60000, "no report");
+        usleep(1000);
+    }
+}
+
 static void *arm_later(void *unused) {
     (void)unused;
-    usleep(20000);
+    wait_for_report();
     ibv_req_notify_cq(recv_cq, 0);
     return NULL;
 }
 
 static void *acknowledge_later(void *cq) {
-    usleep(20000);
+    wait_for_report();
     ibv_ack_cq_events(cq, 1);
     return NULL;
 }
@@ -242,7 +252,7 @@ int main(int argc, char **argv) {
         place(-1, 0, NULL);
     } else if (IS("receiver-not-ready")) {
         post_send(7, from, 100, from_mr->lkey);
-        usleep(1000);
+        wait_for_report();
         post_recv(8, to, 100, to_mr->lkey);
         poll_one(send_cq);
         place(1, 0, NULL);
