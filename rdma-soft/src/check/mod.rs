@@ -3,8 +3,8 @@
 //! soft0 sees every access to memory and every completion, which no RNIC can report. `RDMA_SOFT_CHECK=1` checks a whole process,
 //! and [`Session`] a part of one. docs/soft.md lists the [kinds](Kind) of reports.
 //!
-//! The device calls the checker through `with`, which costs one load and one branch while no checker is active. The checker has a
-//! lock of its own, which is taken after that of the device and never before.
+//! The device calls the checker through `with`, which costs one load and one branch while no checker is active. The
+//! checker has a separate lock. A thread that holds it never takes the lock of the device.
 
 mod exit;
 mod flight;
@@ -91,6 +91,10 @@ fn with_active<R>(run: impl FnOnce(&mut Checker) -> R) -> Option<R> {
 /// `librdma_soft.so` calls it from the functions that it interposes.
 #[doc(hidden)]
 pub fn unmapping(address: usize, len: usize, function: &str) {
+    // A thread of the parent may have held the lock at the fork, and the memory of a child is not the device's.
+    if is_active() && crate::device::was_forked() {
+        return;
+    }
     with(|check| check.unmapping(address as u64, len as u64, function));
 }
 

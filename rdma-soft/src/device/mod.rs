@@ -57,6 +57,6 @@ pub(crate) use net_address::{Destination, address, gid, group_gid};
 pub(crate) use qp::{PKEY, Qp};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};
 pub(crate) use removal::is_removed;
-pub(crate) use server::is_child;
+pub(crate) use server::{is_child, was_forked};
 pub(crate) use signal::{Signal, wait};
 pub(crate) use state::State;

@@ -148,12 +148,17 @@ extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process was forked after the device was created. The first call in a child reports it on standard error.
+/// Whether this process was forked after the device was created.
+pub(crate) fn was_forked() -> bool {
+    IS_CHILD.load(Ordering::Relaxed)
+}
+
+/// Like [`was_forked`]. The first call in a child reports it on standard error.
 ///
 /// A child shares the sockets and memory of its parent. Threads that exist only in the parent may hold the locks.
 pub(crate) fn is_child() -> bool {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
-    if !IS_CHILD.load(Ordering::Relaxed) {
+    if !was_forked() {
         return false;
     }
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
@@ -169,7 +174,7 @@ pub(crate) fn is_child() -> bool {
 
 /// Sends pending ACKs when the program ends. A forked child does not, since its sockets are the parent's.
 extern "C" fn at_exit() {
-    if let Some(device) = super::lock::existing().filter(|_| !IS_CHILD.load(Ordering::Relaxed)) {
+    if let Some(device) = super::lock::existing().filter(|_| !was_forked()) {
         device.flush();
     }
 }
