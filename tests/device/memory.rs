@@ -30,7 +30,7 @@ fn bytes_of_every_kind_of_local_memory_reach_the_peer() {
     let kinds: [(&str, Buffer); 4] = [
         ("allocated", pd.allocate(10_000).unwrap()),
         ("pages", pd.register(Pages::new(4097).unwrap()).unwrap()),
-        ("boxed", pd.register_boxed(odd.clone()).unwrap()),
+        ("boxed", pd.register(odd.clone()).unwrap()),
         ("relaxed ordering", pd.register_with(Pages::new(100).unwrap(), Access::RELAXED_ORDERING).unwrap()),
     ];
     for (seed, (kind, mut buffer)) in (1..).zip(kinds) {
@@ -68,7 +68,7 @@ fn empty_memory_cannot_be_registered() {
     for error in [
         error_of(pd.allocate(0)),
         error_of(pd.register(Nothing)),
-        error_of(pd.register_boxed(Box::new([]))),
+        error_of(pd.register(Box::<[u8]>::default())),
         error_of(pd.expose(Nothing, Access::REMOTE_READ)),
         error_of(raw),
         error_of(Pages::new(0)),
@@ -351,7 +351,7 @@ fn registering_more_than_the_memlock_limit_says_what_to_raise() {
         let Error::RegisterMemory { len, errno: Errno(libc::ENOMEM), .. } = error else { panic!("{error:?}") };
         assert_eq!(len, 4 * LIMIT);
         assert!(text.contains("ulimit -l") && text.contains("LimitMEMLOCK"), "{text}");
-        let error = error_of(pd.register_boxed(vec![0; 4 * LIMIT].into_boxed_slice()));
+        let error = error_of(pd.register(vec![0; 4 * LIMIT].into_boxed_slice()));
         assert!(matches!(error, Error::RegisterMemory { errno: Errno(libc::ENOMEM), .. }), "{error:?}");
         pd.allocate(LIMIT / 4).expect("less than the limit can be registered");
     });

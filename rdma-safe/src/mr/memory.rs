@@ -155,8 +155,8 @@ pub struct MmapBacking {
 unsafe impl Send for MmapBacking {}
 
 // SAFETY: the mapping is owned, initialised and writable, and stays where it is until it is dropped, also if the value moves.
-// `MmapMut` refers to it by a raw pointer. It has no other references: whoever maps a file by an `unsafe` function of memmap2
-// guarantees that it is neither changed nor truncated by others. An empty mapping is not registered.
+// `MmapMut` refers to it by a raw pointer. It has no other references: the caller of memmap2's `unsafe`
+// function guarantees that no other process changes or truncates the file. An empty mapping is not registered.
 #[cfg(feature = "memmap2")]
 unsafe impl Backing for MmapBacking {
     fn address(&self) -> NonNull<u8> {
@@ -192,10 +192,10 @@ pub struct RegisterError<M> {
     pub memory: M,
 }
 
-/// Memory that cannot be returned yet, with the part that was to become it.
+/// Failed return of memory, with the part of it that was passed.
 #[non_exhaustive]
 pub struct ReclaimError<P> {
-    /// What stands in the way.
+    /// Reason of the failure.
     pub reason: ReclaimReason,
     /// The unchanged part. `None` after [`ReclaimReason::Deregister`].
     pub part: Option<P>,
@@ -307,14 +307,6 @@ impl ProtectionDomain {
     /// [`RegisterError`], with the errors of [`ProtectionDomain::register`].
     pub fn try_register<M: Memory>(&self, memory: M) -> std::result::Result<Buffer, RegisterError<M>> {
         self.registration(Access::empty()).try_register(memory)
-    }
-
-    /// Registers existing bytes for local use, like [`ProtectionDomain::register`].
-    ///
-    /// # Errors
-    /// Like [`ProtectionDomain::register`]; the bytes are then dropped.
-    pub fn register_boxed(&self, bytes: Box<[u8]>) -> Result<Buffer> {
-        self.register(bytes)
     }
 }
 

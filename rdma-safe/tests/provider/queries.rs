@@ -347,7 +347,7 @@ fn memory_errors_name_their_cause() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     assert!(matches!(pd.allocate(0), Err(Error::EmptyRegion)));
-    assert!(matches!(pd.register_boxed(Box::default()), Err(Error::EmptyRegion)));
+    assert!(matches!(pd.register(Box::<[u8]>::default()), Err(Error::EmptyRegion)));
     assert!(matches!(Pages::new(usize::MAX), Err(Error::Allocate { len: usize::MAX })));
     fake.fail("ibv_reg_mr", libc::ENOMEM);
     let error = pd.allocate(4096).unwrap_err().to_string();
