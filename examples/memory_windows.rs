@@ -77,7 +77,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes to the window of a client; returns what happened.
+/// Writes to the window of a client, and returns the outcome as text.
 fn write(pd: &ProtectionDomain, client: &mut Client, text: &[u8]) -> Result<&'static str, Box<dyn Error>> {
     let mut buffer = pd.allocate(text.len())?;
     buffer.fill_from(text)?;

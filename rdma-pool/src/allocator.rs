@@ -184,7 +184,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         Ok(Err(Waiting { allocator: self, budget, waiter: Some(waiter) }))
     }
 
-    /// Takes back a block of `heap`, and wakes those that wait for it.
+    /// Returns a block to `heap`, and serves its waiters.
     #[cold]
     pub(crate) fn put(&self, cache: Option<&Cache<B>>, heap: usize, block: B) {
         let mut state = lock(&self.state);
@@ -315,7 +315,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         Ok(())
     }
 
-    /// Gives blocks to those that wait for them. Grows the common heap for them if that is possible.
+    /// Hands free blocks to waiters. Grows the common heap for them up to its limit.
     fn serve(&self, state: MutexGuard<'_, State<B>>) {
         let mut missing = self.serve_once(state);
         while let Some(len) = missing {
@@ -325,8 +325,8 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         }
     }
 
-    /// Gives blocks to those that wait for them, and wakes their tasks after unlocking. Returns the bytes by which the common heap
-    /// should grow for another one.
+    /// Hands free blocks to waiters, and wakes their tasks after unlocking. Returns the bytes by which the common heap must grow
+    /// for the next waiter.
     fn serve_once(&self, mut state: MutexGuard<'_, State<B>>) -> Option<usize> {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return None;

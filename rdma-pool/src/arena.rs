@@ -28,7 +28,7 @@ struct Arena<M> {
     heap: usize,
 }
 
-// SAFETY: all of it is that of `memory`, which never changes.
+// SAFETY: `memory` keeps the contract, and this type, which never replaces it, only forwards to it.
 unsafe impl<M: Backing> Backing for Arena<M> {
     fn address(&self) -> NonNull<u8> {
         self.memory.address()

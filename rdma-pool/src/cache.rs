@@ -23,7 +23,7 @@ pub(crate) type Cache<B> = SpinLock<Bins<B>>;
 pub(crate) struct Bins<B> {
     /// The capacity of a list is the number of blocks that it may hold: zero until the first one.
     lists: Vec<Vec<B>>,
-    /// For each heap, bytes of the blocks that left the cache for users minus those of the blocks that came back. Wraps.
+    /// Bytes that this cache has handed out minus the bytes returned to it, for each heap. Wraps.
     pub(crate) used: [usize; HEAPS],
 }
 

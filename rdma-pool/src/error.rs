@@ -14,7 +14,7 @@ pub enum Error {
         /// The requested length in bytes.
         len: usize,
     },
-    /// No buffer of this length can ever be had from the budget.
+    /// The budget never has a buffer of this length.
     #[error("a buffer of {len} bytes for {budget} exceeds {largest} bytes, the longest that the pool can give")]
     TooLong {
         /// The budget.

@@ -183,7 +183,7 @@ impl Pool {
         Get { pool: self, budget, len, waiting: None }
     }
 
-    /// What the pool has, and what has happened to it.
+    /// Bytes of each heap and counts of events.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         Statistics::new(self.0.allocator.statistics())

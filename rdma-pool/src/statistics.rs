@@ -18,7 +18,7 @@ pub struct Memory {
     pub arenas: usize,
 }
 
-/// What a pool has, and what has happened to it since it was built. Made by [`Pool::statistics`](crate::Pool::statistics).
+/// Bytes of each heap of a pool, and counts of events since it was built. Made by [`Pool::statistics`](crate::Pool::statistics).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Statistics {

@@ -22,7 +22,7 @@ use crate::support::{DEADLINE, Rdma, device, error_of, filled, pattern};
 /// Runs `body` in a child that was forked from this process, and waits for its success.
 #[track_caller]
 fn in_a_fork(body: impl FnOnce()) {
-    // SAFETY: the harness runs the test alone in this process, and the other threads are those of the device and a watchdog. They
+    // SAFETY: the harness runs the test alone in this process. The other threads, of the device and of a watchdog,
     // hold no lock that `body` takes: dropping inherited objects calls neither the device nor the watchdog, and the C library
     // prepares its allocator for a fork.
     let child = unsafe { libc::fork() };
@@ -166,7 +166,7 @@ fn a_child_that_drops_everything_leaves_its_parent_connected() {
                 assert_eq!(done.ok().unwrap().buffer.as_deref(), Some(&b"to the pool"[..]));
                 let _ = wait(peer);
             }
-            // A child that was forked later inherits, too, and a process may fork again.
+            // The process forks again, after it has exchanged messages.
             in_a_fork(|| assert_inherited(&rdma, pd.allocate(64)));
             exchange(&mut a, &mut b, 3);
             if let Some(window) = window {

@@ -61,8 +61,9 @@ impl RegistrationCache {
     /// Copies `bytes` if they are shorter than `threshold` bytes, and registers their memory otherwise.
     ///
     /// A `Bytes` has no identity that a cache could find again, so it is registered for the life of the [`SharedBuffer`] alone.
-    /// That takes calls of the kernel and pays off for long messages only: measure where, and copy what is shorter. `buffer` is
-    /// called with the length of a copy and returns a buffer of at least that capacity, for example from a pool.
+    /// Registering makes system calls, so it pays off for long messages only. Measure from which length on, and set `threshold`
+    /// to it. `buffer` is called with the length of a copy and returns a buffer of at least that capacity, for example from a
+    /// pool.
     ///
     /// # Errors
     /// [`PayloadError::Buffer`] with the error of `buffer`; [`PayloadError::Copy`] if its capacity is too small;

@@ -73,7 +73,7 @@ pub struct Completion {
     pub vendor_error: u32,
     /// The buffer; `None` for inline data and lists. After a receive its length is the message length.
     pub buffer: Option<Buffer>,
-    /// The list of work that was posted with one. After a receive the lengths of its buffers are those of the parts of the message.
+    /// The list, if the work was posted with a list. A receive sets the length of each buffer to the bytes that it received.
     pub list: Option<Gather>,
     /// Number of bytes received, read, or written by the peer with immediate.
     pub byte_len: u32,

@@ -9,7 +9,7 @@ use crate::mw::{BindInfo, MemoryWindow, Type2};
 use crate::qp::QpId;
 use crate::{PostError, ProtectionDomain, RemoteMemory, Result};
 
-/// A part of a region that the peer of one endpoint can access, under a key of its own.
+/// A part of a region that is open to the peer of one endpoint, with a separate key.
 ///
 /// Made by [`Endpoint::bind_window`] and [`EndpointMut::bind_window`]. Send [`BoundWindow::remote`] to the peer, which reads
 /// and writes within the rights of the [`BindInfo`]. On most devices, no other connection can use the key. The access ends

@@ -162,7 +162,7 @@ impl<'a> RegistrationBuilder<'a> {
         )
     }
 
-    /// Registers with an address of its own, memory of the provider, or a DMA handle.
+    /// Registers with an IOVA, with memory of the provider, or with a DMA handle.
     ///
     /// # Safety
     /// As for [`RegistrationBuilder::registration`].

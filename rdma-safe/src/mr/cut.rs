@@ -115,7 +115,7 @@ impl Buffer {
 /// Parts that cannot be joined, because bytes between them are missing or they belong to several regions.
 #[non_exhaustive]
 pub struct JoinError {
-    /// The parts in ascending order of addresses. Those that were adjacent are joined.
+    /// The parts in ascending order of addresses; adjacent parts are joined.
     pub parts: Vec<Buffer>,
 }
 

@@ -91,7 +91,7 @@ impl Piece {
         self.len() == 0
     }
 
-    /// The buffer, if it is one.
+    /// The buffer, if this is a [`Piece::Buffer`].
     #[must_use]
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
@@ -100,7 +100,7 @@ impl Piece {
         }
     }
 
-    /// The shared bytes, if it is some.
+    /// The shared bytes, if this is a [`Piece::Shared`].
     #[must_use]
     pub fn into_shared(self) -> Option<SharedBuffer> {
         match self {
@@ -348,7 +348,7 @@ impl List {
         list
     }
 
-    /// Fills `sges` with those of the elements, and returns them after `first`.
+    /// Fills `sges` with `first` and the entries of the elements, and returns the filled part.
     fn fill(&mut self, mut sge: impl FnMut(&Piece) -> Sge, first: Option<Sge>) -> &[Sge] {
         let Some((header, sges)) = self.sges.split_first_mut() else { return &[] };
         *header = first.unwrap_or(Sge::EMPTY);

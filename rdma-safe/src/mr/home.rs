@@ -31,7 +31,7 @@ use super::Buffer;
 /// /// Refers weakly to the owner of the buffers, which own this.
 /// struct Lent(Pages, Weak<Returned>);
 ///
-/// // SAFETY: all of it is that of the pages.
+/// // SAFETY: `Pages` keeps the contract, and this type only forwards to it.
 /// unsafe impl Backing for Lent {
 ///     fn address(&self) -> NonNull<u8> {
 ///         self.0.address()

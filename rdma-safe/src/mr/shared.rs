@@ -41,8 +41,8 @@ read_only!(Vec<u8>, Box<[u8]>, String, &'static [u8], Arc<[u8]>, Arc<Vec<u8>>);
 #[cfg(feature = "bytes")]
 read_only!(bytes::Bytes);
 
-// SAFETY: the mapping stays where it is until the value is dropped, and cannot be changed through it. Whoever maps a file by an
-// `unsafe` function of memmap2 guarantees that it is neither changed nor truncated by others.
+// SAFETY: the mapping stays where it is until the value is dropped, and cannot be changed through it. The caller of
+// memmap2's `unsafe` function guarantees that no other process changes or truncates the file.
 #[cfg(feature = "memmap2")]
 unsafe impl ReadOnly for memmap2::Mmap {
     fn bytes(&self) -> &[u8] {

@@ -1,7 +1,7 @@
 //! Functions that unmap memory, which the checker observes.
 //!
-//! The C library unmaps memory for `free` with functions of its own, which do not come here. The checker notices that memory only
-//! when the device accesses it.
+//! `free` of the C library does not call them: it makes the system calls itself. The checker notices memory that
+//! `free` has unmapped only when the device accesses it.
 
 use core::ffi::{c_int, c_void};
 
@@ -26,17 +26,6 @@ unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) ->
 }
 
 /// Maps memory: `mmap(2)`. With `MAP_FIXED` it replaces other mappings.
-///
-/// # Safety
-/// The caller keeps the contract of the system call.
-unsafe fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
-    if flags & libc::MAP_FIXED != 0 {
-        soft::check::unmapping(address as usize, len, "mmap");
-    }
-    // SAFETY: the caller keeps the contract above.
-    unsafe { libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as *mut c_void }
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mmap(
     address: *mut c_void,
@@ -46,10 +35,14 @@ unsafe extern "C" fn mmap(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
+    if flags & libc::MAP_FIXED != 0 {
+        soft::check::unmapping(address as usize, len, "mmap");
+    }
     // SAFETY: the caller keeps the contract of the system call.
-    unsafe { map(address, len, prot, flags, fd, offset) }
+    unsafe { libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as *mut c_void }
 }
 
+/// Maps memory: the name of [`mmap`] with `_FILE_OFFSET_BITS=64`, which changes nothing on 64-bit machines.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mmap64(
     address: *mut c_void,
@@ -60,7 +53,7 @@ unsafe extern "C" fn mmap64(
     offset: off_t,
 ) -> *mut c_void {
     // SAFETY: the caller keeps the contract of the system call.
-    unsafe { map(address, len, prot, flags, fd, offset) }
+    unsafe { mmap(address, len, prot, flags, fd, offset) }
 }
 
 /// Resizes or moves a mapping: `mremap(2)`. The C function is variadic; `target` is used only with `MREMAP_FIXED`.

@@ -32,7 +32,7 @@ pub struct Report {
     pub memory: Option<(u64, u64)>,
     /// Region concerned, or the nearest one.
     pub region: Option<Region>,
-    /// What has happened.
+    /// Description in English.
     pub text: String,
     /// Backtrace of the post, if [`Options::backtrace`](super::Options::backtrace) is set.
     pub backtrace: Option<String>,
