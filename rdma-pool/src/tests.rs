@@ -158,7 +158,7 @@ fn a_block_comes_back_to_the_thread_that_returned_it() {
 #[test]
 fn sends_that_drain_the_pool_leave_the_receives_their_share() {
     // The same load with one budget for all stalls: `receives_stall_without_a_share_of_their_own`.
-    let pool = self::pool(Ranges::new(usize::MAX), [0, 4 * 4096, 0, 0], 1 << 20, 1 << 16);
+    let pool = self::pool(Ranges::new(usize::MAX), [0, 4 * 4096, 0, 0], 1 << 18, 1 << 16);
     let thread = Thread::new(&pool);
     // The sizes leave no common byte.
     let mut sends = Vec::new();
@@ -167,7 +167,7 @@ fn sends_that_drain_the_pool_leave_the_receives_their_share() {
             sends.push(send);
         }
     }
-    assert_eq!(pool.statistics().0[COMMON].used, 1 << 20);
+    assert_eq!(pool.statistics().0[COMMON].used, 1 << 18);
     for _ in 0..3 {
         let receives: Vec<_> = (0..4).map(|_| thread.get(RECEIVE, 4096).unwrap()).collect();
         assert!(thread.get(RECEIVE, 64).is_none());

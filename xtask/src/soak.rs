@@ -14,6 +14,9 @@ use crate::{process, softroce, workspace};
 /// Schedules of [`Part::Schedules`]. The tests run 100.
 const SCHEDULES: &str = "10000";
 
+/// Operations of [`Part::Pool`]. The tests run 100 000.
+const POOL_OPERATIONS: &str = "10000000";
+
 /// Repeats tests for hours: seeds of packet loss, floods, states of connections, programs from Debian's packages, guests, Miri; and
 /// tests the tests with mutants
 ///
@@ -52,6 +55,8 @@ enum Part {
     Explore,
     /// Regions and pages that come and go in random order, under the checker of soft0
     Schedules,
+    /// Ten million random operations of a memory pool
+    Pool,
     /// Programs from Debian's packages on soft0
     Foreign,
     /// The device tests in a SoftRoCE guest
@@ -73,7 +78,7 @@ impl Part {
             Part::Foreign => &["--only", "foreign", "--repeat", &repeat],
             Part::Guests => &["--only", "device", "--repeat", &repeat],
             Part::Miri => &["--only", "miri"],
-            Part::Schedules | Part::Mutants => &[],
+            Part::Schedules | Part::Pool | Part::Mutants => &[],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
     }
@@ -83,17 +88,12 @@ impl Part {
             return mutants::run(args.mutants, args.mutants_seed);
         }
         if self == Part::Schedules {
-            let mut command = Command::new(workspace::cargo());
-            command.current_dir(workspace::root()).args([
-                "test",
-                "--package",
-                "rdma-soft",
-                "--test",
-                "check",
-                "no_byte",
-            ]);
-            command.env("RDMA_SOFT_SCHEDULES", SCHEDULES);
-            return Ok(process::shell_status(command.status()?));
+            let words = ["--package", "rdma-soft", "--test", "check", "no_byte"];
+            return cargo_test(&words, ("RDMA_SOFT_SCHEDULES", SCHEDULES));
+        }
+        if self == Part::Pool {
+            let words = ["--release", "--package", "rdma-pool", "--lib", "random_operations"];
+            return cargo_test(&words, ("RDMA_POOL_OPERATIONS", POOL_OPERATIONS));
         }
         let mut command = Command::new(softroce::THIS_PROGRAM);
         command.arg("test").args(self.words(args));
@@ -106,6 +106,13 @@ impl Part {
         let status = command.status()?;
         Ok(process::shell_status(status))
     }
+}
+
+/// Runs `cargo test` with `words` and a variable that sets its scale.
+fn cargo_test(words: &[&str], (variable, value): (&str, &str)) -> Result<i32> {
+    let mut command = Command::new(workspace::cargo());
+    command.current_dir(workspace::root()).arg("test").args(words).env(variable, value);
+    Ok(process::shell_status(command.status()?))
 }
 
 /// Runs the parts of `args`; the first status other than 0.

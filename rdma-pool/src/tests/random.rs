@@ -7,7 +7,7 @@ use super::*;
 /// Number of operations: 10⁷ in `cargo xtask soak`.
 fn operations() -> usize {
     let asked = std::env::var("RDMA_POOL_OPERATIONS").ok().and_then(|count| count.parse().ok());
-    asked.unwrap_or(if cfg!(miri) { 300 } else { 100_000 })
+    asked.unwrap_or(if cfg!(miri) { 100 } else { 100_000 })
 }
 
 /// A generator of random numbers: xorshift64.

@@ -124,7 +124,7 @@ fn a_waiter_makes_the_heap_grow_when_arenas_become_free() {
 
 #[test]
 fn blocks_that_other_threads_return_are_used_again() {
-    let rounds = if cfg!(miri) { 200 } else { 20_000 };
+    let rounds = if cfg!(miri) { 60 } else { 20_000 };
     let pool = super::pool(Ranges::new(usize::MAX), [0; BUDGETS], 256 << 10, 64 << 10);
     let (sender, receiver) = mpsc::sync_channel::<(Range, usize)>(64);
     thread::scope(|scope| {
