@@ -8,7 +8,7 @@ use crate::block::{Block, Source};
 use crate::cache::{Bins, COMMON, Cache, HEAPS, limit};
 use crate::class;
 use crate::heap::{BINNED, Heap};
-use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::waiter::{Queues, Waiter};
 
 /// Number of budgets.
@@ -32,8 +32,6 @@ pub(crate) type Turn<'a, B, S> = Result<(B, usize), Waiting<'a, B, S>>;
 /// Blocks by budget and class.
 pub(crate) struct Allocator<B, S> {
     state: Mutex<State<B>>,
-    /// Number of waiters. Changes only while `state` is locked.
-    waiting: AtomicUsize,
     /// Held by the thread that makes an arena, and the current step in bytes.
     step: Mutex<usize>,
     source: S,
@@ -42,6 +40,8 @@ pub(crate) struct Allocator<B, S> {
 struct State<B> {
     heaps: Vec<Heap<B>>,
     queues: Queues<B>,
+    /// Number of waiters. While there are any, all caches are empty and closed.
+    waiting: usize,
     caches: Vec<Arc<Cache<B>>>,
     /// Bytes in use that no existing cache counts, for each heap. Wraps.
     used: [usize; HEAPS],
@@ -78,11 +78,12 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let state = State {
             heaps: shares.into_iter().chain([common]).map(Heap::new).collect(),
             queues: Queues::new(BUDGETS),
+            waiting: 0,
             caches: Vec::new(),
             used: [0; HEAPS],
             counts: Counts::default(),
         };
-        Allocator { state: Mutex::new(state), waiting: AtomicUsize::new(0), step: Mutex::new(step), source }
+        Allocator { state: Mutex::new(state), step: Mutex::new(step), source }
     }
 
     /// Makes the arenas of the shares, once.
@@ -100,8 +101,9 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
 
     /// A cache for a thread. [`Allocator::retire`] must get it when the thread ends.
     pub(crate) fn cache(&self) -> Arc<Cache<B>> {
-        let cache = Arc::new(Cache::new(Bins::new()));
-        lock(&self.state).caches.push(Arc::clone(&cache));
+        let mut state = lock(&self.state);
+        let cache = Arc::new(Cache::new(Bins::new(state.waiting == 0)));
+        state.caches.push(Arc::clone(&cache));
         cache
     }
 
@@ -110,40 +112,13 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let mut state = lock(&self.state);
         state.caches.retain(|other| !Arc::ptr_eq(other, cache));
         let State { heaps, used, .. } = &mut *state;
-        cache.with(|bins| {
-            bins.drain(|heap, block| heaps[heap].put(block));
-            for (total, used) in used.iter_mut().zip(std::mem::take(&mut bins.used)) {
-                *total = total.wrapping_add(used);
-            }
-        });
-        self.serve(state);
-    }
-
-    /// A block of `class` for `budget`, and its heap, from the cache of this thread.
-    #[inline(always)]
-    pub(crate) fn take_cached(cache: &Cache<B>, budget: usize, class: usize) -> Option<(B, usize)> {
-        if class >= BINNED {
-            return None;
+        let mut bins = cache.lock();
+        bins.drain(|heap, block| heaps[heap].put(block));
+        for (total, used) in used.iter_mut().zip(bins.used()) {
+            *total = total.wrapping_add(used);
         }
-        cache.try_with(|bins| bins.take(budget, class)).flatten()
-    }
-
-    /// Puts a block of `heap` into the cache of this thread, and returns it if that is not possible.
-    #[inline(always)]
-    pub(crate) fn put_cached(&self, cache: &Cache<B>, heap: usize, block: B) -> Option<B> {
-        let capacity = block.capacity();
-        let Some(class) = class::of_block(capacity).filter(|class| *class < BINNED) else {
-            return Some(block);
-        };
-        let mut block = Some(block);
-        cache.try_with(|bins| {
-            // A waiter counts itself before it locks this cache to empty it. So either this sees the waiter, or the waiter finds
-            // the block.
-            if self.waiting.load(Ordering::Relaxed) == 0 {
-                block = block.take().and_then(|block| bins.put(heap, class, block));
-            }
-        });
-        block
+        drop(bins);
+        self.serve(state);
     }
 
     /// A block of `class` for `budget`, and its heap, if there is one. Grows the common heap if necessary.
@@ -177,8 +152,8 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let mut state = lock(&self.state);
         let waiter = state.queues.push(budget, class, waker);
         state.counts.waited += 1;
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        // From here on blocks that return go to the heaps. Those that returned before are in the caches.
+        state.waiting += 1;
+        // Blocks that returned before are in the caches. Those that return later go to the heaps.
         state.reclaim();
         self.serve(state);
         Ok(Err(Waiting { allocator: self, budget, waiter: Some(waiter) }))
@@ -191,10 +166,11 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let class = class::of_block(block.capacity()).filter(|class| *class < BINNED);
         state.used[heap] = state.used[heap].wrapping_sub(block.capacity());
         state.heaps[heap].put(block);
-        if let (Some(cache), Some(class)) = (cache, class) {
-            // The list is full: make room for the next ones.
-            let blocks = cache.try_with(|bins| bins.halve(heap, class)).unwrap_or_default();
-            blocks.into_iter().for_each(|block| state.heaps[heap].put(block));
+        if let Some(mut bins) = cache.and_then(|cache| cache.try_lock()) {
+            bins.open = state.waiting == 0;
+            let blocks = class.map(|class| bins.make_room(heap, class));
+            drop(bins);
+            blocks.into_iter().flatten().for_each(|block| state.heaps[heap].put(block));
         }
         self.serve(state);
     }
@@ -204,14 +180,14 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let state = lock(&self.state);
         let mut used = state.used;
         for cache in &state.caches {
-            let of_thread = cache.with(|bins| bins.used);
+            let of_thread = cache.lock().used();
             used.iter_mut().zip(of_thread).for_each(|(total, used)| *total = total.wrapping_add(used));
         }
         let usage = |heap: usize| {
             let of = &state.heaps[heap];
             Usage { used: used[heap], capacity: of.capacity(), limit: of.limit(), arenas: of.arenas() }
         };
-        (std::array::from_fn(usage), state.counts, self.waiting.load(Ordering::Relaxed))
+        (std::array::from_fn(usage), state.counts, state.waiting)
     }
 
     /// Bytes of the largest block that `budget` can get.
@@ -235,27 +211,25 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         if let Some(found) = self.take_from_heaps(cache, budget, class)? {
             return Ok(found);
         }
-        let mut step = lock(&self.step);
-        // Another thread may have grown the heap in the meantime.
-        if let Some(found) = self.take_from_heaps(cache, budget, class)? {
-            return Ok(found);
-        }
-        let failed = self.grow(&mut step, class::size(class)).err();
-        drop(step);
-        if self.waiting.load(Ordering::Relaxed) > 0 {
+        // A second time if the caches had blocks: not for ever, because other threads may fill theirs again.
+        let mut again = true;
+        loop {
+            let mut step = lock(&self.step);
+            // Another thread may have grown the heap, or the caches have been emptied.
+            if let Some(found) = self.take_from_heaps(cache, budget, class)? {
+                return Ok(found);
+            }
+            let failed = self.grow(&mut step, class::size(class)).err();
+            drop(step);
             self.serve(lock(&self.state));
+            if let Some(found) = self.take_from_heaps(cache, budget, class)? {
+                return Ok(found);
+            }
+            again = again && lock(&self.state).reclaim();
+            if !again {
+                return Err(failed.filter(|error| !S::is_limit(error)).map_or(Shortage::Exhausted, Shortage::Source));
+            }
         }
-        if let Some(found) = self.take_from_heaps(cache, budget, class)? {
-            return Ok(found);
-        }
-        let mut state = lock(&self.state);
-        state.reclaim();
-        let found = if state.queues.is_empty(budget) { state.take(budget, class) } else { None };
-        if let Some(found) = found {
-            state.used[found.1] = state.used[found.1].wrapping_add(found.0.capacity());
-            return Ok(found);
-        }
-        Err(failed.filter(|error| !S::is_limit(error)).map_or(Shortage::Exhausted, Shortage::Source))
     }
 
     /// Takes a block from the heaps, and more of its class for the cache. Fails if others of the budget wait.
@@ -272,13 +246,14 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let Some(found) = state.take(budget, class) else { return Ok(None) };
         let heap = found.1;
         state.used[heap] = state.used[heap].wrapping_add(found.0.capacity());
-        let is_calm = self.waiting.load(Ordering::Relaxed) == 0;
-        if let (Some(cache), true) = (cache, class < BINNED && is_calm && limit(class) > 1) {
+        if let (Some(cache), true) = (cache, class < BINNED && state.waiting == 0 && limit(class) > 1) {
             let mut more = Vec::with_capacity(limit(class) / 2);
             state.heaps[heap].take_many(class, limit(class) / 2, &mut more);
-            let mut more = Some(more);
-            cache.try_with(|bins| more = more.take().map(|blocks| bins.fill(heap, class, blocks)));
-            more.into_iter().flatten().for_each(|block| state.heaps[heap].put(block));
+            if let Some(mut bins) = cache.try_lock() {
+                bins.open = true;
+                more = bins.fill(heap, class, more);
+            }
+            more.into_iter().for_each(|block| state.heaps[heap].put(block));
         }
         Ok(Some(found))
     }
@@ -328,18 +303,18 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
     /// Hands free blocks to waiters, and wakes their tasks after unlocking. Returns the bytes by which the common heap must grow
     /// for the next waiter.
     fn serve_once(&self, mut state: MutexGuard<'_, State<B>>) -> Option<usize> {
-        if self.waiting.load(Ordering::Relaxed) == 0 {
+        if state.waiting == 0 {
             return None;
         }
         let mut wakers = Vec::new();
-        let State { heaps, queues, used, .. } = &mut *state;
+        let State { heaps, queues, waiting, used, .. } = &mut *state;
         let take = |budget: usize, class: usize| {
             let (block, heap) = take(heaps, budget, class)?;
             used[heap] = used[heap].wrapping_add(block.capacity());
             Some((block, heap))
         };
         let missing = queues.serve(take, |waker| {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            *waiting -= 1;
             wakers.extend(waker);
         });
         let missing = missing.map(class::size).filter(|len| heaps[COMMON].room() >= *len);
@@ -354,12 +329,19 @@ impl<B: Block> State<B> {
         take(&mut self.heaps, budget, class)
     }
 
-    /// Empties the caches of all threads.
-    fn reclaim(&mut self) {
+    /// Empties the caches of all threads, and closes them if there are waiters. Returns whether they had any blocks.
+    fn reclaim(&mut self) -> bool {
         self.counts.reclaimed += 1;
+        let mut found = false;
         for cache in &self.caches {
-            cache.with(|bins| bins.drain(|heap, block| self.heaps[heap].put(block)));
+            let mut bins = cache.lock();
+            bins.open = self.waiting == 0;
+            bins.drain(|heap, block| {
+                self.heaps[heap].put(block);
+                found = true;
+            });
         }
+        found
     }
 }
 
@@ -397,7 +379,7 @@ impl<B: Block, S: Source<B>> Drop for Waiting<'_, B, S> {
         let Some(waiter) = self.waiter.take() else { return };
         let mut state = lock(&self.allocator.state);
         if state.queues.remove(self.budget, &waiter) {
-            self.allocator.waiting.fetch_sub(1, Ordering::Relaxed);
+            state.waiting -= 1;
         } else if let Some((block, heap)) = waiter.take() {
             state.used[heap] = state.used[heap].wrapping_sub(block.capacity());
             state.heaps[heap].put(block);
@@ -411,7 +393,9 @@ impl<B, S> Drop for Allocator<B, S> {
     fn drop(&mut self) {
         // Threads may keep their caches for longer.
         for cache in lock(&self.state).caches.drain(..) {
-            cache.with(|bins| bins.drain(|_, block| drop(block)));
+            let blocks = cache.lock().close();
+            // Freeing a block takes it back first, which finds the cache closed.
+            drop(blocks);
         }
     }
 }

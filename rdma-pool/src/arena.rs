@@ -3,10 +3,12 @@
 use std::ptr::NonNull;
 use std::sync::Weak;
 
-use rdma_safe::mr::{Backing, Home, HugePages, Pages};
+use rdma_safe::mr::{Backing, HugePages, Pages, Returned};
 use rdma_safe::{Buffer, Errno, Error, ProtectionDomain};
 
-use crate::block::{Block, Place, Source};
+use crate::block::{Block, Freed, Place, Source};
+use crate::cache::put_cached;
+use crate::local::{self, with_cache};
 use crate::pool::Shared;
 
 /// Bytes of a huge page.
@@ -19,17 +21,21 @@ pub(crate) struct Arenas {
     /// Whether to try huge pages first.
     pub(crate) huge_pages: bool,
     pub(crate) pool: Weak<Shared>,
+    /// [`Shared::number`].
+    pub(crate) number: usize,
 }
 
 /// Memory whose buffers return to a heap of a pool, as long as the pool exists.
 struct Arena<M> {
     memory: M,
     pool: Weak<Shared>,
+    /// The number of the pool.
+    number: usize,
     heap: usize,
 }
 
 // SAFETY: `memory` keeps the contract, and this type, which never replaces it, only forwards to it.
-unsafe impl<M: Backing> Backing for Arena<M> {
+unsafe impl<M: Backing + Sync> Backing for Arena<M> {
     fn address(&self) -> NonNull<u8> {
         self.memory.address()
     }
@@ -38,15 +44,36 @@ unsafe impl<M: Backing> Backing for Arena<M> {
         self.memory.len()
     }
 
-    #[inline]
-    fn home(&self) -> Option<Home> {
-        Some(Home { owner: self.pool.upgrade()?, tag: self.heap })
+    fn take_back(buffer: Returned<Self>) {
+        let Arena { number, heap, .. } = *buffer.memory();
+        if let Some(buffer) = local::put(number, heap, buffer) {
+            return_to_allocator(buffer);
+        }
     }
 }
 
+/// Returns a buffer that the current cache of this thread does not take. Frees it if its pool no longer exists.
+#[cold]
+#[inline(never)]
+fn return_to_allocator<M: Backing + Sync>(buffer: Returned<Arena<M>>) {
+    let Arena { pool, heap, .. } = buffer.memory();
+    let Some(shared) = pool.upgrade() else { return };
+    let heap = *heap;
+    with_cache(&shared, |cache| {
+        // The thread may have used another pool before.
+        let rest = match cache {
+            Some(cache) => put_cached(cache, heap, buffer),
+            None => Some(buffer),
+        };
+        if let Some(buffer) = rest {
+            shared.allocator.put(cache, heap, buffer.into());
+        }
+    });
+}
+
 impl Arenas {
-    fn register(&self, memory: impl Backing, heap: usize) -> Result<Buffer, Error> {
-        self.pd.register(Arena { memory, pool: Weak::clone(&self.pool), heap })
+    fn register(&self, memory: impl Backing + Sync, heap: usize) -> Result<Buffer, Error> {
+        self.pd.register(Arena { memory, pool: Weak::clone(&self.pool), number: self.number, heap })
     }
 }
 
@@ -65,6 +92,13 @@ impl Source<Buffer> for Arenas {
 
     fn is_limit(error: &Error) -> bool {
         matches!(error, Error::RegisterMemory { errno: Errno(libc::ENOMEM), .. } | Error::Allocate { .. })
+    }
+}
+
+impl<M: Backing> Freed<Buffer> for Returned<M> {
+    #[inline(always)]
+    fn capacity(&self) -> usize {
+        self.capacity()
     }
 }
 

@@ -21,6 +21,19 @@ pub(crate) trait Block: Send + Sized {
     fn free(self);
 }
 
+/// A block that its user has dropped.
+pub(crate) trait Freed<B>: Into<B> {
+    /// Length in bytes.
+    fn capacity(&self) -> usize;
+}
+
+impl<B: Block> Freed<B> for B {
+    #[inline(always)]
+    fn capacity(&self) -> usize {
+        Block::capacity(self)
+    }
+}
+
 /// Makes arenas.
 pub(crate) trait Source<B> {
     /// Why there is no arena.

@@ -1,5 +1,6 @@
 //! Free blocks of one thread.
 
+use crate::block::Freed;
 use crate::class;
 use crate::heap::BINNED;
 use crate::lock::SpinLock;
@@ -21,10 +22,34 @@ pub(crate) type Cache<B> = SpinLock<Bins<B>>;
 
 /// Free blocks by heap and class.
 pub(crate) struct Bins<B> {
-    /// The capacity of a list is the number of blocks that it may hold: zero until the first one.
-    lists: Vec<Vec<B>>,
-    /// Bytes that this cache has handed out minus the bytes returned to it, for each heap. Wraps.
-    pub(crate) used: [usize; HEAPS],
+    lists: Box<[[List<B>; BINNED]; HEAPS]>,
+    /// Whether the lists take blocks: not while callers wait for them, nor after the allocator was dropped.
+    pub(crate) open: bool,
+}
+
+/// Free blocks of one heap and class.
+struct List<B> {
+    /// The capacity is the number of blocks that it may hold: zero until the first one.
+    blocks: Vec<B>,
+    /// Bytes of a block.
+    size: usize,
+    /// Number of blocks that this cache has handed out minus the number returned to it. Wraps.
+    used: usize,
+}
+
+/// A block of `class` for `budget`, and its heap, from the cache of this thread.
+#[inline(always)]
+pub(crate) fn take_cached<B>(cache: &Cache<B>, budget: usize, class: usize) -> Option<(B, usize)> {
+    cache.try_lock()?.take(budget, class)
+}
+
+/// Puts a block of `heap` into the cache of this thread, and returns it if that is not possible.
+#[inline(always)]
+pub(crate) fn put_cached<B, F: Freed<B>>(cache: &Cache<B>, heap: usize, freed: F) -> Option<F> {
+    match cache.try_lock() {
+        Some(mut bins) => bins.put(heap, freed),
+        None => Some(freed),
+    }
 }
 
 /// Number of blocks of `class` that a thread keeps for each heap.
@@ -33,64 +58,79 @@ pub(crate) fn limit(class: usize) -> usize {
 }
 
 impl<B> Bins<B> {
-    pub(crate) fn new() -> Self {
-        Bins { lists: (0..HEAPS * BINNED).map(|_| Vec::new()).collect(), used: [0; HEAPS] }
+    pub(crate) fn new(open: bool) -> Self {
+        let list = |class| List { blocks: Vec::new(), size: class::size(class), used: 0 };
+        // Not by way of the stack, which is small in the model checker.
+        let lists: Vec<_> = (0..HEAPS).map(|_| std::array::from_fn(list)).collect();
+        let Ok(lists) = lists.try_into() else { unreachable!("there are as many heaps as lists") };
+        Bins { lists, open }
     }
 
     /// A block of `class` that `budget` may use, and its heap.
     #[inline(always)]
-    pub(crate) fn take(&mut self, budget: usize, class: usize) -> Option<(B, usize)> {
-        let own = self.lists.get_mut(budget * BINNED + class)?.pop();
-        let found = match own {
-            Some(block) => (block, budget),
-            None => (self.lists.get_mut(COMMON * BINNED + class)?.pop()?, COMMON),
-        };
-        self.used[found.1] = self.used[found.1].wrapping_add(class::size(class));
-        Some(found)
+    fn take(&mut self, budget: usize, class: usize) -> Option<(B, usize)> {
+        let own = self.lists.get_mut(budget)?.get_mut(class)?.take();
+        own.map(|block| (block, budget)).or_else(|| Some((self.lists[COMMON].get_mut(class)?.take()?, COMMON)))
     }
 
-    /// Keeps a block of `class` that a user returns, unless its list is full.
+    /// Keeps a block that a user returns, unless the cache is closed or the list full.
     #[inline(always)]
-    pub(crate) fn put(&mut self, heap: usize, class: usize, block: B) -> Option<B> {
-        let Some(list) = self.lists.get_mut(heap * BINNED + class) else { return Some(block) };
-        if list.len() == list.capacity() && !start(list, class) {
-            return Some(block);
+    fn put<F: Freed<B>>(&mut self, heap: usize, freed: F) -> Option<F> {
+        let capacity = freed.capacity();
+        match self.lists.get_mut(heap).and_then(|lists| lists.get_mut(class::quarter(capacity))) {
+            Some(list) if list.size == capacity && self.open && list.blocks.len() < list.blocks.capacity() => {
+                list.blocks.push(freed.into());
+                list.used = list.used.wrapping_sub(1);
+                None
+            }
+            _ => Some(freed),
         }
-        list.push(block);
-        self.used[heap] = self.used[heap].wrapping_sub(class::size(class));
-        None
     }
 
     /// Adds free blocks of `class` as far as there is room, and returns the others.
     pub(crate) fn fill(&mut self, heap: usize, class: usize, mut blocks: Vec<B>) -> Vec<B> {
-        let list = &mut self.lists[heap * BINNED + class];
-        start(list, class);
+        let List { blocks: list, .. } = &mut self.lists[heap][class];
+        list.reserve_exact(limit(class) - list.len());
         let room = (list.capacity() - list.len()).min(blocks.len());
         list.extend(blocks.drain(..room));
         blocks
     }
 
-    /// Removes half of a list, the blocks that were used least recently.
-    pub(crate) fn halve(&mut self, heap: usize, class: usize) -> Vec<B> {
-        let list = &mut self.lists[heap * BINNED + class];
-        list.drain(..list.len().div_ceil(2)).collect()
+    /// Makes room in a list for the next blocks: gives it its capacity, or removes the half that was used least recently.
+    pub(crate) fn make_room(&mut self, heap: usize, class: usize) -> Vec<B> {
+        let List { blocks, .. } = &mut self.lists[heap][class];
+        blocks.reserve_exact(limit(class) - blocks.len());
+        blocks.drain(..blocks.len().div_ceil(2)).collect()
+    }
+
+    /// Bytes that this cache has handed out minus the bytes returned to it, for each heap. Wraps.
+    pub(crate) fn used(&self) -> [usize; HEAPS] {
+        std::array::from_fn(|heap| {
+            self.lists[heap].iter().fold(0, |bytes, list| list.used.wrapping_mul(list.size).wrapping_add(bytes))
+        })
     }
 
     /// Removes all blocks.
     pub(crate) fn drain(&mut self, mut each: impl FnMut(usize, B)) {
-        for (index, list) in self.lists.iter_mut().enumerate() {
-            list.drain(..).for_each(|block| each(index / BINNED, block));
+        for (heap, lists) in self.lists.iter_mut().enumerate() {
+            lists.iter_mut().flat_map(|list| list.blocks.drain(..)).for_each(|block| each(heap, block));
         }
+    }
+
+    /// Removes all blocks, and takes no others.
+    pub(crate) fn close(&mut self) -> Vec<B> {
+        self.open = false;
+        let mut blocks = Vec::new();
+        self.drain(|_, block| blocks.push(block));
+        blocks
     }
 }
 
-/// Allocates a list that has no room yet. Returns whether it did.
-#[cold]
-#[inline(never)]
-fn start<B>(list: &mut Vec<B>, class: usize) -> bool {
-    let is_new = list.capacity() == 0;
-    if is_new {
-        list.reserve_exact(limit(class));
+impl<B> List<B> {
+    #[inline(always)]
+    fn take(&mut self) -> Option<B> {
+        let block = self.blocks.pop()?;
+        self.used = self.used.wrapping_add(1);
+        Some(block)
     }
-    is_new
 }

@@ -5,8 +5,9 @@ use std::ptr::null;
 use std::sync::{Arc, Weak};
 
 use rdma_safe::Buffer;
+use rdma_safe::mr::{Backing, Returned};
 
-use crate::cache;
+use crate::cache::{self, put_cached, take_cached};
 use crate::pool::Shared;
 
 type Cache = cache::Cache<Buffer>;
@@ -49,6 +50,29 @@ pub(crate) fn with_cache<R>(shared: &Shared, access: impl FnOnce(Option<&Cache>)
         return access(Some(unsafe { &*cache }));
     }
     access(select(shared).as_deref())
+}
+
+/// Takes a buffer of `class` from this thread's cache of the pool with this number, if that is the current pool of this thread.
+#[inline(always)]
+pub(crate) fn take(pool: usize, budget: usize, class: usize) -> Option<(Buffer, usize)> {
+    let (current, cache) = CURRENT.get();
+    if current != pool {
+        return None;
+    }
+    // SAFETY: `CURRENT` names a cache only while `OWNED` has it, as in `with_cache`. Nothing here calls `select`.
+    take_cached(unsafe { &*cache }, budget, class)
+}
+
+/// Puts a buffer into this thread's cache of the pool with this number. Returns it if that is not the current pool of this thread,
+/// or the cache does not take it.
+#[inline(always)]
+pub(crate) fn put<M: Backing>(pool: usize, heap: usize, buffer: Returned<M>) -> Option<Returned<M>> {
+    let (current, cache) = CURRENT.get();
+    if current != pool {
+        return Some(buffer);
+    }
+    // SAFETY: as in `take`, whether or not the pool exists.
+    put_cached(unsafe { &*cache }, heap, buffer)
 }
 
 /// Makes the pool the current one of this thread.

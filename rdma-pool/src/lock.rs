@@ -1,6 +1,8 @@
 //! A lock that its usual owner takes with one atomic exchange and never waits for.
 
-use crate::sync::{AtomicBool, Cell, Ordering, pause};
+use std::ops::{Deref, DerefMut};
+
+use crate::sync::{AtomicBool, Cell, CellMut, Ordering, pause};
 
 /// A value that its owner accesses for a few instructions at a time, and others only when memory is short.
 pub(crate) struct SpinLock<T> {
@@ -11,7 +13,31 @@ pub(crate) struct SpinLock<T> {
 // SAFETY: the lock gives access to the value to one thread at a time.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-/// Unlocks on drop, also after a panic.
+/// Exclusive access to the value. Unlocks on drop, also after a panic.
+pub(crate) struct Guard<'a, T> {
+    // Ends before the lock is unlocked.
+    value: CellMut<'a, T>,
+    _unlock: Unlock<'a>,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: no other guard exists before this one is dropped.
+        unsafe { &*self.value.as_ptr() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`.
+        unsafe { &mut *self.value.as_ptr() }
+    }
+}
+
 struct Unlock<'a>(&'a AtomicBool);
 
 impl Drop for Unlock<'_> {
@@ -26,25 +52,21 @@ impl<T> SpinLock<T> {
         SpinLock { locked: AtomicBool::new(false), value: Cell::new(value) }
     }
 
-    /// Calls `access` unless the value is locked, also by this thread.
+    /// Locks unless it is locked, also by this thread.
     #[inline(always)]
-    pub(crate) fn try_with<R>(&self, access: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         if self.locked.swap(true, Ordering::Acquire) {
             return None;
         }
-        let _unlock = Unlock(&self.locked);
-        // SAFETY: `locked` was false, so no other call is between its exchange and its `Unlock`. The exchange acquires what the
-        // previous call wrote before it released the lock. The reference ends before `_unlock` is dropped.
-        Some(self.value.with_mut(|value| access(unsafe { &mut *value })))
+        // `locked` was false, so no other guard exists. The exchange acquires what the last one wrote before it released the lock.
+        Some(Guard { value: self.value.get_mut(), _unlock: Unlock(&self.locked) })
     }
 
-    /// Calls `access` as soon as the value is unlocked. A thread that has it locked must not call this.
-    pub(crate) fn with<R>(&self, access: impl FnOnce(&mut T) -> R) -> R {
-        let mut access = Some(access);
+    /// Locks as soon as it is unlocked. A thread that has it locked must not call this.
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
         loop {
-            let locked = self.try_with(|value| access.take().map(|access| access(value)));
-            if let Some(result) = locked.flatten() {
-                return result;
+            if let Some(guard) = self.try_lock() {
+                return guard;
             }
             pause();
         }

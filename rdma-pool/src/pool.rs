@@ -8,13 +8,12 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use rdma_safe::mr::TakeBack;
 use rdma_safe::{Buffer, ProtectionDomain};
 
 use crate::allocator::{Allocator, BUDGETS, Shortage, Waiting};
 use crate::arena::Arenas;
 use crate::cache::{COMMON, HEAPS};
-use crate::local::with_cache;
+use crate::local::{self, with_cache};
 use crate::statistics::Statistics;
 use crate::{Error, Result, class};
 
@@ -94,9 +93,9 @@ impl PoolBuilder {
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
         let PoolBuilder { pd, shares, common, step, huge_pages } = self;
         let shared = Arc::new_cyclic(|pool| {
-            let source = Arenas { pd, huge_pages, pool: Weak::clone(pool) };
-            let allocator = Buffers::new(source, shares, common, step);
-            Shared { allocator, number: NUMBER.fetch_add(1, Ordering::Relaxed), this: Weak::clone(pool) }
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let source = Arenas { pd, huge_pages, pool: Weak::clone(pool), number };
+            Shared { allocator: Buffers::new(source, shares, common, step), number, this: Weak::clone(pool) }
         });
         shared.allocator.reserve().map_err(Error::Register)?;
         Ok(Pool(shared))
@@ -109,22 +108,6 @@ pub(crate) struct Shared {
     /// Differs from the number of every other pool of the process.
     pub(crate) number: usize,
     pub(crate) this: Weak<Shared>,
-}
-
-impl TakeBack for Shared {
-    #[inline]
-    fn take_back(&self, buffer: Buffer, heap: usize) {
-        let allocator = &self.allocator;
-        with_cache(self, |cache| {
-            let rest = match cache {
-                Some(cache) => allocator.put_cached(cache, heap, buffer),
-                None => Some(buffer),
-            };
-            if let Some(buffer) = rest {
-                allocator.put(cache, heap, buffer);
-            }
-        });
-    }
 }
 
 /// Registered memory by the buffer.
@@ -148,10 +131,15 @@ impl Pool {
     /// [`Error::Exhausted`], also while others wait in the same budget; [`Error::TooLong`]; [`Error::Register`].
     #[inline]
     pub fn try_get(&self, budget: Budget, len: usize) -> Result<Buffer> {
-        let class = self.class(budget, len)?;
-        if let Some(buffer) = self.cached(budget, class, len) {
-            return Ok(buffer);
+        match self.cached(budget, len) {
+            Some(buffer) => Ok(buffer),
+            None => self.try_allocate(budget, len),
         }
+    }
+
+    #[cold]
+    fn try_allocate(&self, budget: Budget, len: usize) -> Result<Buffer> {
+        let class = self.class(budget, len)?;
         let found = with_cache(&self.0, |cache| self.0.allocator.try_take(cache, budget as usize, class));
         match found {
             Ok(found) => Ok(self.buffer(found, len)),
@@ -166,10 +154,10 @@ impl Pool {
     /// # Errors
     /// [`Error::Exhausted`] after the timeout; [`Error::TooLong`]; [`Error::Register`].
     pub fn get(&self, budget: Budget, len: usize, timeout: Duration) -> Result<Buffer> {
-        let class = self.class(budget, len)?;
-        if let Some(buffer) = self.cached(budget, class, len) {
+        if let Some(buffer) = self.cached(budget, len) {
             return Ok(buffer);
         }
+        let class = self.class(budget, len)?;
         let found = match self.take_or_queue(budget, len, class, None)? {
             Ok(found) => Some(found),
             // A timeout beyond the range of the clock is none.
@@ -189,14 +177,13 @@ impl Pool {
         Statistics::new(self.0.allocator.statistics())
     }
 
-    #[inline(always)]
     fn class(&self, budget: Budget, len: usize) -> Result<usize> {
         class::of(len).ok_or_else(|| self.too_long(budget, len))
     }
 
     #[inline(always)]
-    fn cached(&self, budget: Budget, class: usize, len: usize) -> Option<Buffer> {
-        let found = with_cache(&self.0, |cache| Buffers::take_cached(cache?, budget as usize, class))?;
+    fn cached(&self, budget: Budget, len: usize) -> Option<Buffer> {
+        let found = local::take(self.0.number, budget as usize, class::of_any(len))?;
         Some(self.buffer(found, len))
     }
 
@@ -272,10 +259,10 @@ impl Future for Get<'_> {
                 None => Poll::Pending,
             };
         }
-        let class = pool.class(budget, len)?;
-        if let Some(buffer) = pool.cached(budget, class, len) {
+        if let Some(buffer) = pool.cached(budget, len) {
             return Poll::Ready(Ok(buffer));
         }
+        let class = pool.class(budget, len)?;
         match pool.take_or_queue(budget, len, class, Some(context.waker().clone()))? {
             Ok(found) => Poll::Ready(Ok(pool.buffer(found, len))),
             Err(waiting) => {

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// An `UnsafeCell` with the interface of the model checker.
@@ -16,8 +16,18 @@ impl<T> Cell<T> {
     }
 
     #[inline(always)]
-    pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
-        access(self.0.get())
+    pub(crate) fn get_mut(&self) -> CellMut<'_, T> {
+        CellMut(&self.0)
+    }
+}
+
+/// An access to a cell.
+pub(crate) struct CellMut<'a, T>(&'a UnsafeCell<T>);
+
+impl<T> CellMut<'_, T> {
+    #[inline(always)]
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.0.get()
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::allocator::{Allocator, BUDGETS, Shortage};
 use crate::block::{Block, Place, Source};
-use crate::cache::{COMMON, Cache};
+use crate::cache::{COMMON, Cache, put_cached, take_cached};
 use crate::class;
 
 /// A range of an arena.
@@ -116,7 +116,7 @@ impl<'a> Thread<'a> {
 
     pub(crate) fn get(&self, budget: usize, len: usize) -> Option<(Range, usize)> {
         let class = class::of(len).unwrap();
-        let found = Ranged::take_cached(&self.cache, budget, class);
+        let found = take_cached(&self.cache, budget, class);
         let found = found.map_or_else(|| self.of.try_take(Some(&self.cache), budget, class), Ok);
         match found {
             Ok(found) => Some(found),
@@ -126,7 +126,7 @@ impl<'a> Thread<'a> {
     }
 
     pub(crate) fn put(&self, (block, heap): (Range, usize)) {
-        if let Some(block) = self.of.put_cached(&self.cache, heap, block) {
+        if let Some(block) = put_cached(&self.cache, heap, block) {
             self.of.put(Some(&self.cache), heap, block);
         }
     }
@@ -251,7 +251,7 @@ fn a_thread_that_ends_gives_back_its_blocks_and_a_pool_frees_what_threads_keep()
     drop(ended);
     let kept = pool.cache();
     let (block, heap) = pool.try_take(Some(&kept), SEND, 0).map_err(|_| ()).unwrap();
-    assert!(pool.put_cached(&kept, heap, block).is_none());
+    assert!(put_cached(&kept, heap, block).is_none());
     drop(pool);
     assert_eq!(source.alive.load(Ordering::Relaxed), 0);
 }

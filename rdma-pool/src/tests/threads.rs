@@ -136,7 +136,7 @@ fn blocks_that_other_threads_return_are_used_again() {
         let mut random = Random(7);
         for _ in 0..rounds {
             let class = class::of(1 + random.below(8192)).unwrap();
-            let found = Ranged::take_cached(&thread.cache, SEND, class).unwrap_or_else(|| {
+            let found = take_cached(&thread.cache, SEND, class).unwrap_or_else(|| {
                 match pool.take_or_queue(Some(&thread.cache), SEND, class, None).unwrap() {
                     Ok(found) => found,
                     Err(waiting) => waiting.wait(None).unwrap(),

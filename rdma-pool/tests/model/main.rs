@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use cache::Cache;
+use cache::{Cache, put_cached, take_cached};
 use lock::SpinLock;
 use ranges::{BLOCK, Range, Ranged, drained};
 
@@ -44,7 +44,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 
 /// Returns a block as a thread with `cache` does.
 fn free(pool: &Ranged, cache: &Cache<Range>, (block, heap): (Range, usize)) {
-    if let Some(block) = pool.put_cached(cache, heap, block) {
+    if let Some(block) = put_cached(cache, heap, block) {
         pool.put(Some(cache), heap, block);
     }
 }
@@ -63,13 +63,13 @@ fn one_thread_at_a_time_has_the_value_of_a_lock() {
         let lock = Arc::new(SpinLock::new(0));
         let others = [(); 2].map(|()| {
             let lock = Arc::clone(&lock);
-            thread::spawn(move || lock.try_with(|value| *value += 1).is_some())
+            thread::spawn(move || lock.try_lock().map(|mut value| *value += 1).is_some())
         });
-        let own = lock.try_with(|value| *value += 1).is_some();
+        let own = lock.try_lock().map(|mut value| *value += 1).is_some();
         let locked =
             others.map(|other| other.join().unwrap()).into_iter().chain([own]).filter(|locked| *locked).count();
         assert!(locked >= 1, "the lock was free at first");
-        assert_eq!(lock.try_with(|value| *value), Some(locked));
+        assert_eq!(lock.try_lock().map(|value| *value), Some(locked));
     });
 }
 
@@ -97,7 +97,7 @@ fn a_block_freed_by_another_thread_is_in_one_place() {
         let thread = thread::spawn(move || free(&other, &others, block));
         let class = class::of(BLOCK).unwrap();
         let mut found = Vec::new();
-        found.extend(Ranged::take_cached(&cache, SEND, class));
+        found.extend(take_cached(&cache, SEND, class));
         found.extend(pool.try_take(Some(&cache), SEND, class).ok());
         assert!(found.len() <= 1, "one block was handed out twice");
         thread.join().unwrap();

@@ -1,9 +1,10 @@
 //! The primitives of synchronisation of the model checker.
 
+use std::marker::PhantomData;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+pub(crate) use loom::sync::atomic::Ordering;
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -27,8 +28,17 @@ impl<T> Cell<T> {
         Cell(loom::cell::UnsafeCell::new(value))
     }
 
-    pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
-        self.0.with_mut(access)
+    pub(crate) fn get_mut(&self) -> CellMut<'_, T> {
+        CellMut(self.0.get_mut(), PhantomData)
+    }
+}
+
+/// An access to a cell, which lasts until it is dropped.
+pub(crate) struct CellMut<'a, T>(loom::cell::MutPtr<T>, PhantomData<&'a T>);
+
+impl<T> CellMut<'_, T> {
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.0.with(|value| value)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use super::{Home, ProviderMemory};
+use super::{ProviderMemory, Returned};
 use crate::{Error, Result};
 
 /// Memory that a region owns. It is freed after the region is deregistered.
@@ -82,10 +82,12 @@ pub unsafe trait Backing: Send + 'static {
         None
     }
 
-    /// The owner that gets the buffers of this memory when they are dropped, if it still exists. By default they are freed.
-    #[inline]
-    fn home(&self) -> Option<Home> {
-        None
+    /// Called with each dropped buffer of this memory, or part of one. By default frees it.
+    fn take_back(buffer: Returned<Self>)
+    where
+        Self: Sized,
+    {
+        drop(buffer);
     }
 }
 
@@ -98,6 +100,8 @@ pub struct Pages {
 
 // SAFETY: the memory is owned and not tied to a thread.
 unsafe impl Send for Pages {}
+// SAFETY: a shared reference gives no access to the memory.
+unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Allocates `len` zeroed bytes.

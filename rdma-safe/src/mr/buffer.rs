@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Home, Region};
+use super::Region;
 use crate::{Access, Error, ProtectionDomain, Result};
 
 /// Registered bytes with one owner: a whole region, or a part that nothing else overlaps.
@@ -50,7 +50,7 @@ pub struct Buffer(ManuallyDrop<Box<Part>>);
 ///
 /// The first three fields have the order of `struct ibv_sge`, so that they are copied together.
 #[repr(C)]
-struct Part {
+pub(super) struct Part {
     address: NonNull<u8>,
     /// The capacity, limited to 32 bits.
     short_capacity: u32,
@@ -58,8 +58,8 @@ struct Part {
     /// [`Buffer::gate_of`].
     gate: usize,
     len: usize,
-    capacity: usize,
-    region: Arc<Region>,
+    pub(super) capacity: usize,
+    pub(super) region: Arc<Region>,
 }
 
 // SAFETY: a part has exclusive access to its bytes, like a `Box<[u8]>`. The region is `Send + Sync`.
@@ -78,7 +78,7 @@ impl Buffer {
         let gate = Self::gate_of(region.registration.pd(), capacity);
         let (lkey, short_capacity) = (region.lkey(), u32::try_from(capacity).unwrap_or(u32::MAX));
         let part = Part { address, len: capacity, capacity, gate, lkey, short_capacity, region };
-        Buffer(ManuallyDrop::new(Box::new(part)))
+        Buffer::from_part(Box::new(part))
     }
 
     /// Makes this buffer `capacity` bytes from `address`. Both must be within the region, and belong to no other part.
@@ -87,6 +87,11 @@ impl Buffer {
         let part = &mut **self.0;
         (part.address, part.len, part.capacity, part.gate) = (address, capacity, capacity, gate);
         part.short_capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
+    }
+
+    #[inline(always)]
+    pub(super) fn from_part(part: Box<Part>) -> Self {
+        Buffer(ManuallyDrop::new(part))
     }
 
     /// The buffer without its drop.
@@ -112,7 +117,7 @@ impl Buffer {
         self.into_part().region
     }
 
-    /// Frees the buffer even if its memory has a [home](super::Backing::home).
+    /// Frees the buffer even if its memory [takes back](super::Backing::take_back) dropped buffers.
     pub fn free(self) {
         drop(self.into_part());
     }
@@ -268,9 +273,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: taken only here, because `into_part` prevents this call.
         let part = unsafe { ManuallyDrop::take(&mut self.0) };
-        if let Some(Home { owner, tag }) = part.region.backing.home() {
-            owner.take_back(Buffer(ManuallyDrop::new(part)), tag);
-        }
+        let take_back = part.region.take_back;
+        // SAFETY: `Region::new` made it for the type of the backing.
+        unsafe { take_back(part) }
     }
 }
 

@@ -50,6 +50,8 @@ pub enum PageKind {
 
 // SAFETY: the mapping is owned and not tied to a thread.
 unsafe impl Send for HugePages {}
+// SAFETY: a shared reference gives no access to the mapping.
+unsafe impl Sync for HugePages {}
 
 impl HugePages {
     const PAGE: usize = 2 << 20;

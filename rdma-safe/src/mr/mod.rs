@@ -20,7 +20,6 @@ mod cut;
 mod dmabuf;
 mod exposed;
 mod gather;
-mod home;
 mod huge_pages;
 mod implicit;
 mod imported;
@@ -30,6 +29,7 @@ mod provider_memory;
 mod raw;
 mod remote;
 mod reregister;
+mod returned;
 mod shared;
 
 use std::any::TypeId;
@@ -51,7 +51,6 @@ pub use builder::RegistrationBuilder;
 pub use cut::JoinError;
 pub use exposed::ExposedRegion;
 pub use gather::{ExposedPart, Gather, IntoIter, Piece};
-pub use home::{Home, TakeBack};
 pub use huge_pages::{HugePages, PageKind};
 pub use imported::ImportedRegion;
 pub use memory::{Memory, ReclaimError, ReclaimReason, RegisterError};
@@ -60,6 +59,7 @@ pub use provider_memory::ProviderMemory;
 pub use raw::RawMemoryRegion;
 pub use remote::RemoteMemory;
 pub use reregister::{ReregisterError, Reregistration};
+pub use returned::Returned;
 pub use shared::{ReadOnly, SharedBuffer};
 
 use builder::Range;
@@ -238,14 +238,15 @@ pub(crate) struct Region {
     /// Address of the first byte for work requests and peers.
     iova: u64,
     backing: std::mem::ManuallyDrop<Box<dyn Backing>>,
+    /// [`Returned::take_back`] for the type of the backing.
+    take_back: unsafe fn(Box<buffer::Part>),
     /// Type of the backing.
     type_id: TypeId,
 }
 
-// SAFETY: `Registration` is `Send`, and so is the backing, which is only dropped. The address is used by the owners of
-// the range.
+// SAFETY: `Registration` is `Send`, and so is the backing. The address is used by the owners of the range.
 unsafe impl Send for Region {}
-// SAFETY: as above. A shared reference to this type gives no access to the memory.
+// SAFETY: as above. A shared reference to this type gives no access to the memory, and to the backing only if that is `Sync`.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -264,7 +265,8 @@ impl Region {
         };
         let iova = iova.unwrap_or(address.as_ptr() as u64);
         let backing = std::mem::ManuallyDrop::new(backing as Box<dyn Backing>);
-        Ok(Arc::new(Region { registration, address, len, iova, backing, type_id: TypeId::of::<B>() }))
+        let (take_back, type_id) = (Returned::<B>::take_back as _, TypeId::of::<B>());
+        Ok(Arc::new(Region { registration, address, len, iova, backing, take_back, type_id }))
     }
 
     /// # Safety

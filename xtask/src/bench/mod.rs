@@ -5,7 +5,7 @@ mod criterion;
 mod environment;
 pub(crate) mod overhead;
 pub(crate) mod pingpong;
-mod pool;
+pub(crate) mod pool;
 mod report;
 mod result;
 mod series;

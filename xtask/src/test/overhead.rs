@@ -1,10 +1,10 @@
-//! The gates of the instruction bench, each a test.
+//! The gates of the instruction benches, each a test.
 
 use anyhow::Result;
 
 use super::Outcome;
 use super::report::{Failure, Report};
-use crate::bench::overhead;
+use crate::bench::{overhead, pool};
 
 /// Compares instruction counts with their gates. Needs Valgrind and a C compiler.
 pub(super) fn run() -> Result<Outcome> {
@@ -13,7 +13,7 @@ pub(super) fn run() -> Result<Outcome> {
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
     let mut report = Report::default();
-    for verdict in &measured.verdicts {
+    for verdict in measured.verdicts.iter().chain(&pool::gates()?) {
         println!("gate {verdict}");
         match &verdict.complaint {
             None => report.tally.passed += 1,

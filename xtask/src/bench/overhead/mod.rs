@@ -1,6 +1,6 @@
 //! `cargo xtask bench overhead`: instructions that a caller of verbs executes per operation, compared with C.
 
-mod gates;
+pub(super) mod gates;
 mod panics;
 mod profile;
 mod report;
