@@ -46,7 +46,7 @@ impl Parents for MadeFrom {
         &self.context
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_dm) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_dm) -> c_int {
         if self.imported {
             // SAFETY: the caller's contract.
             unsafe { (self.context.verbs().ibv_unimport_dm)(raw) };

@@ -67,7 +67,7 @@ impl Parents for MadeFrom {
         &self.context
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_dmah) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_dmah) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.dealloc)(raw) }
     }

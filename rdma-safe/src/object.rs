@@ -30,7 +30,7 @@ pub(crate) trait Parents: Send + Sized + 'static {
     /// # Safety
     /// `raw` must be a valid object that was created from these parents. Nothing may refer to it. After success it no
     /// longer exists.
-    unsafe fn destroy(&self, raw: *mut Self::Raw) -> c_int;
+    unsafe fn destroy(&mut self, raw: *mut Self::Raw) -> c_int;
 }
 
 /// A C object with its parents, to which it dereferences. Dropping destroys the object, then drops the parents.
@@ -39,7 +39,8 @@ pub(crate) trait Parents: Send + Sized + 'static {
 /// object when it is dropped. If it cannot be destroyed, it and its parents are leaked, since the device may still use
 /// them. The same holds in a process that has inherited them by `fork(3)`.
 pub(crate) struct Object<P: Parents> {
-    raw: NonNull<P::Raw>,
+    /// `None` once the object is destroyed, leaked or deferred. The parents are then dropped, leaked or moved.
+    raw: Option<NonNull<P::Raw>>,
     parents: ManuallyDrop<P>,
 }
 
@@ -53,25 +54,43 @@ impl<P: Parents> Object<P> {
     /// `raw` must be a valid object that was created from `parents` and that nobody else destroys. Code that creates
     /// something from it must drop this after the created object, and must leak it if it leaks the created object.
     pub(crate) unsafe fn new(raw: NonNull<P::Raw>, parents: P) -> Self {
-        Object { raw, parents: ManuallyDrop::new(parents) }
+        Object { raw: Some(raw), parents: ManuallyDrop::new(parents) }
     }
 
     #[inline(always)]
     pub(crate) fn as_raw(&self) -> *mut P::Raw {
-        self.raw.as_ptr()
+        self.raw().as_ptr()
     }
 
     #[inline(always)]
     pub(crate) fn raw(&self) -> NonNull<P::Raw> {
-        self.raw
+        // SAFETY: it is `None` only after `destroy_once`, whose caller does not use the object again.
+        unsafe { self.raw.unwrap_unchecked() }
     }
 
     /// Destroys the object and returns its parents. If that needs a lock that this thread holds, it is deferred until
     /// the lock is released.
     pub(crate) fn destroy(self) -> Result<P> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used again nor dropped.
-        unsafe { this.destroy_once() }
+        // SAFETY: `this` is neither used again nor dropped. After success it has its parents.
+        unsafe {
+            this.destroy_once(|_| ())?;
+            Ok(ManuallyDrop::take(&mut this.parents))
+        }
+    }
+
+    /// Like [`Object::destroy`], but where it is. Calls `deferring` with the parents if the destruction is deferred.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    #[inline]
+    pub(crate) unsafe fn destroy_in_place(&mut self, deferring: impl FnOnce(&P)) -> Result<()> {
+        // SAFETY: the caller's contract. After success the parents exist, and nothing uses them later.
+        unsafe {
+            self.destroy_once(deferring)?;
+            ManuallyDrop::drop(&mut self.parents);
+        }
+        Ok(())
     }
 
     /// Like [`Object::destroy`], if this is the last owner. Otherwise returns an error that names the other owners,
@@ -85,34 +104,43 @@ impl<P: Parents> Object<P> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used again nor dropped.
         unsafe { ManuallyDrop::drop(&mut this.parents) }
-        this.raw
+        this.raw()
     }
 
+    /// Destroys the object. Its parents exist only after success.
+    ///
     /// # Safety
-    /// The object must not be used again, except for the pointer.
-    unsafe fn destroy_once(&mut self) -> Result<P> {
-        // SAFETY: the caller guarantees that they are taken once.
-        let parents = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.parents) });
+    /// Must be called once. The object must not be used again.
+    #[inline]
+    unsafe fn destroy_once(&mut self, deferring: impl FnOnce(&P)) -> Result<()> {
+        // SAFETY: this is the only call, so the object exists.
+        let raw = unsafe { self.raw.take().unwrap_unchecked() };
         // An object of the parent process still exists, so it and its parents are leaked in this process.
-        parents.context().require_own()?;
-        if let Some(cq) = parents.polled_by_this_thread().cloned() {
-            cq.defer(Box::new(Object { raw: self.raw, parents }));
+        self.parents.context().require_own()?;
+        if let Some(cq) = self.parents.polled_by_this_thread().cloned() {
+            deferring(&self.parents);
+            // SAFETY: they are not used here again.
+            let parents = unsafe { ManuallyDrop::take(&mut self.parents) };
+            // SAFETY: this object takes the place of `self`.
+            cq.defer(Box::new(unsafe { Object::new(raw, parents) }));
             return Err(Error::PollInProgress { verb: P::VERB });
         }
-        // SAFETY: nothing refers to the object by the contract of `new`, and it is destroyed once by the contract of
-        // this function.
-        match check(unsafe { parents.destroy(self.raw.as_ptr()) }) {
-            Ok(()) => Ok(ManuallyDrop::into_inner(parents)),
+        // SAFETY: nothing refers to the object by the contract of `new`, and it is destroyed once.
+        match check(unsafe { self.parents.destroy(raw.as_ptr()) }) {
+            Ok(()) => Ok(()),
             // The object still exists, so its parents are leaked.
-            Err(errno) => Err(parents.context().verb_error(P::VERB, errno)),
+            Err(errno) => Err(self.parents.context().verb_error(P::VERB, errno)),
         }
     }
 }
 
 impl<P: Parents> Drop for Object<P> {
+    #[inline]
     fn drop(&mut self) {
-        // SAFETY: nothing uses the object after its drop.
-        let _ = unsafe { self.destroy_once() };
+        if self.raw.is_some() {
+            // SAFETY: nothing uses the object after its drop.
+            let _ = unsafe { self.destroy_in_place(|_| ()) };
+        }
     }
 }
 

@@ -42,7 +42,7 @@ impl Parents for MadeFrom {
         &self.0
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_xrcd) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_xrcd) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { ibv_close_xrcd(raw) }
     }

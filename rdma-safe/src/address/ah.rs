@@ -33,7 +33,7 @@ impl Parents for MadeFrom {
         self.0.context()
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_ah) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_ah) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.context().verbs().ibv_destroy_ah)(raw) }
     }

@@ -105,7 +105,7 @@ impl Parents for MadeFrom {
         &self.context
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_comp_cntr) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_comp_cntr) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.calls.destroy)(raw) }
     }

@@ -52,7 +52,7 @@ impl Parents for MadeFrom {
         &self.0
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_counters) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_counters) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { ibv_destroy_counters(raw) }
     }

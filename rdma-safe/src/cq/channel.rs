@@ -88,7 +88,7 @@ impl Parents for MadeFrom {
         &self.context
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_comp_channel) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_comp_channel) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.context.verbs().ibv_destroy_comp_channel)(raw) }
     }

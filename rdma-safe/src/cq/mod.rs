@@ -332,7 +332,7 @@ impl object::Parents for Parents {
     }
 
     // Only the handle polls the queue, and it is gone when the queue is destroyed.
-    unsafe fn destroy(&self, raw: *mut ibv_cq) -> std::ffi::c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_cq) -> std::ffi::c_int {
         // SAFETY: the caller's contract. `CompletionChannel` acknowledges each event right after it was read. So this
         // blocks at most until a thread that is reading an event has acknowledged it.
         unsafe { (self.context.verbs().ibv_destroy_cq)(raw) }

@@ -236,7 +236,7 @@ impl Parents for MadeFrom {
         &self.context
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_flow_action) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_flow_action) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { ibv_destroy_flow_action(raw) }
     }

@@ -322,7 +322,7 @@ impl Parents for MadeFrom {
         self.target.context()
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_flow) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_flow) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { ibv_destroy_flow(raw) }
     }

@@ -71,7 +71,7 @@ impl Parents for MadeFrom {
         self.pd.context()
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_buf) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_buf) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.calls.free)(raw) };
         0

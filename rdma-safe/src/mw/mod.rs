@@ -110,7 +110,7 @@ impl Parents for MadeFrom {
         self.pd.context()
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_mw) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_mw) -> c_int {
         // SAFETY: the caller's contract. The device rejects posted work that names the window.
         unsafe { ibv_dealloc_mw(raw) }
     }

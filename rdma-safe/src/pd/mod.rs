@@ -59,7 +59,7 @@ impl Parents for MadeFrom {
         &self.context
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_pd) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_pd) -> c_int {
         match self.release {
             Release::Borrowed => 0,
             // SAFETY: the caller's contract.
@@ -82,7 +82,7 @@ impl Parents for ParentMadeFrom {
         self.domain.context()
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_pd) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_pd) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.context().verbs().ibv_dealloc_pd)(raw) }
     }

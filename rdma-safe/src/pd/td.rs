@@ -33,7 +33,7 @@ impl Parents for MadeFrom {
         &self.0
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_td) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_td) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { ibv_dealloc_td(raw) }
     }

@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rdma_sys::*;
 
@@ -73,11 +74,10 @@ pub(crate) struct RecvChain<Q: ReceiveQueue> {
     raw: NonNull<Q::Raw>,
     max_sge: u32,
     max_batch: u32,
-    /// A chain of one work request with one element, at the start of the only allocation.
-    single: NonNull<Single>,
-    /// `max_batch` work requests, after `single`. Each always links to the next one and to its own elements: see
+    /// The only allocation, or null before [`RecvChain::allocate`]. It starts with a chain of one work request with one
+    /// element. `max_batch` work requests follow. Each always links to the next one and to its own elements: see
     /// [`RecvBatch::post`].
-    wrs: NonNull<ibv_recv_wr>,
+    block: AtomicPtr<Single>,
     queue: PhantomData<fn() -> Q>,
 }
 
@@ -97,8 +97,37 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
     /// # Safety
     /// `raw` must stay valid as long as this is used to post.
     pub(crate) unsafe fn new(raw: NonNull<Q::Raw>, max_sge: u32, max_batch: u32) -> Self {
+        // SAFETY: the caller's contract is the same.
+        let chain = unsafe { RecvChain::unallocated(raw, max_sge, max_batch) };
+        chain.allocate();
+        chain
+    }
+
+    /// Like [`RecvChain::new`], but [`RecvChain::allocate`] allocates them later.
+    ///
+    /// # Safety
+    /// That of [`RecvChain::new`].
+    #[inline]
+    pub(crate) unsafe fn unallocated(raw: NonNull<Q::Raw>, max_sge: u32, max_batch: u32) -> Self {
+        RecvChain { raw, max_sge, max_batch, block: AtomicPtr::new(null_mut()), queue: PhantomData }
+    }
+
+    /// Allocates the work requests, unless that is done.
+    #[cold]
+    pub(crate) fn allocate(&self) {
+        if self.block.load(Ordering::Acquire).is_null() {
+            let new = self.new_block();
+            if self.block.compare_exchange(null_mut(), new, Ordering::Release, Ordering::Relaxed).is_err() {
+                // Another thread was faster.
+                self.free(new);
+            }
+        }
+    }
+
+    fn new_block(&self) -> *mut Single {
+        let RecvChain { max_sge, max_batch, .. } = *self;
         let stride = max_sge.max(1) as usize;
-        let (layout, wrs_at, sges_at) = layout(max_sge, max_batch);
+        let (layout, sges_at) = layout(max_sge, max_batch);
         // SAFETY: the layout has at least the size of `Single`.
         let block = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         let empty = ibv_recv_wr { wr_id: 0, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
@@ -108,23 +137,30 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
             let single = block.cast::<Single>();
             let sge = &raw mut (*single.as_ptr()).sge;
             single.write(Single { wr: ibv_recv_wr { num_sge: 1, sg_list: sge, ..empty }, sge: Sge::EMPTY.to_raw() });
-            let (wrs, sges) = (block.add(wrs_at).cast::<ibv_recv_wr>(), block.add(sges_at).cast::<ibv_sge>());
+            let (wrs, sges) = (single.add(1).cast::<ibv_recv_wr>(), block.add(sges_at).cast::<ibv_sge>());
             for index in 0..max_batch as usize {
                 let (wr, first) = (wrs.add(index), sges.add(index * stride));
                 wr.write(ibv_recv_wr { next: wr.add(1).as_ptr(), sg_list: first.as_ptr(), ..empty });
                 (0..stride).for_each(|element| first.add(element).write(Sge::EMPTY.to_raw()));
             }
-            RecvChain { raw, max_sge, max_batch, single, wrs, queue: PhantomData }
+            single.as_ptr()
         }
+    }
+
+    /// Frees a block of [`RecvChain::new_block`].
+    fn free(&self, block: *mut Single) {
+        let (layout, _) = layout(self.max_sge, self.max_batch);
+        // SAFETY: `new_block` allocated it with this layout. Nothing else frees it.
+        unsafe { dealloc(block.cast(), layout) }
     }
 
     /// Posts one receive.
     ///
     /// # Safety
-    /// See [`RecvBatch`].
+    /// See [`RecvBatch`]. The chain must be allocated.
     #[inline(always)]
     pub(crate) unsafe fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
-        let single = self.single.as_ptr();
+        let single = *self.block.get_mut();
         // SAFETY: this is a chain of one work request. The caller vouches for its memory.
         unsafe {
             (*single).wr.wr_id = wr_id;
@@ -133,9 +169,21 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
         }
     }
 
+    /// # Safety
+    /// The chain must be allocated.
     #[inline(always)]
-    pub(crate) fn batch(&mut self) -> RecvBatch<'_, Q> {
+    pub(crate) unsafe fn batch(&mut self) -> RecvBatch<'_, Q> {
         RecvBatch { chain: self, count: 0 }
+    }
+
+    /// The work requests of batches.
+    ///
+    /// # Safety
+    /// The chain must be allocated.
+    #[inline(always)]
+    unsafe fn wrs(&mut self) -> *mut ibv_recv_wr {
+        // SAFETY: they follow the `Single`.
+        unsafe { self.block.get_mut().add(1).cast() }
     }
 
     /// # Safety
@@ -153,10 +201,10 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
     }
 }
 
-/// Layout of the allocation, and the offsets of the work requests and of their elements in it.
+/// Layout of the allocation, and the offset of the elements in it. The work requests follow `Single`.
 ///
 /// Each work request has at least one element.
-fn layout(max_sge: u32, max_batch: u32) -> (Layout, usize, usize) {
+fn layout(max_sge: u32, max_batch: u32) -> (Layout, usize) {
     const ALIGN: usize = align_of::<Single>();
     const {
         assert!(ALIGN >= align_of::<ibv_recv_wr>() && size_of::<Single>() % align_of::<ibv_recv_wr>() == 0);
@@ -166,14 +214,15 @@ fn layout(max_sge: u32, max_batch: u32) -> (Layout, usize, usize) {
     let sges_at = size_of::<Single>() + batch * size_of::<ibv_recv_wr>();
     let size = batch.checked_mul(stride).and_then(|sges| sges.checked_mul(size_of::<ibv_sge>()));
     let size = size.and_then(|size| size.checked_add(sges_at)).expect("the capacity of a queue pair fits in memory");
-    (Layout::from_size_align(size, ALIGN).expect("as above"), size_of::<Single>(), sges_at)
+    (Layout::from_size_align(size, ALIGN).expect("as above"), sges_at)
 }
 
 impl<Q: ReceiveQueue> Drop for RecvChain<Q> {
     fn drop(&mut self) {
-        let (layout, _, _) = layout(self.max_sge, self.max_batch);
-        // SAFETY: `new` allocated the block, which begins with `single`, with this layout. Nothing else frees it.
-        unsafe { dealloc(self.single.as_ptr().cast(), layout) }
+        let block = *self.block.get_mut();
+        if !block.is_null() {
+            self.free(block);
+        }
     }
 }
 
@@ -228,7 +277,7 @@ impl<Q: ReceiveQueue> RecvBatch<'_, Q> {
         }
         // SAFETY: `count` is below the number of work requests, and each has space for as many elements as `sges` has.
         unsafe {
-            let wr = chain.wrs.add(self.count as usize).as_ptr();
+            let wr = chain.wrs().add(self.count as usize);
             (*wr).wr_id = wr_id;
             (*wr).num_sge = sges.len() as i32;
             for (index, sge) in sges.iter().enumerate() {
@@ -268,9 +317,10 @@ impl<Q: ReceiveQueue> RecvBatch<'_, Q> {
         // SAFETY: `last` is the last of the `count` filled work requests, and the chain ends there during the call. The
         // callers of `receive` vouch for the memory.
         unsafe {
-            let last = chain.wrs.add(self.count as usize - 1).as_ptr();
+            let first = chain.wrs();
+            let last = first.add(self.count as usize - 1);
             (*last).next = null_mut();
-            let result = chain.post(chain.wrs.as_ptr(), self.count);
+            let result = chain.post(first, self.count);
             (*last).next = last.add(1);
             result
         }

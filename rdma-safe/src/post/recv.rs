@@ -48,7 +48,8 @@ impl<'q> RecvQueue<'q> {
 /// It never leaves its queue pair, so that `mem::swap` cannot exchange the receive sides of two queue pairs.
 pub(crate) struct RecvState {
     chain: RecvChain<QueuePair>,
-    /// Whether receives can be posted: the state allows it and the queue pair has its own receive queue.
+    /// Whether receives can be posted: the state allows it, and the queue pair has its own receive queue. The memory of the
+    /// chain is allocated before.
     ready: AtomicBool,
     shared: Arc<Shared>,
 }
@@ -56,10 +57,9 @@ pub(crate) struct RecvState {
 impl RecvState {
     pub(crate) fn new(shared: &Arc<Shared>, max_batch: u32) -> Self {
         let capacity = shared.capacity();
-        // A queue pair that never posts receives needs no memory for them.
-        let most = if shared.has_srq() || shared.has_no_receives() { 0 } else { capacity.max_recv_wr.max(1) };
+        let max_batch = max_batch.min(capacity.max_recv_wr.max(1));
         // SAFETY: `shared`, which is stored next to the chain, owns the queue pair.
-        let chain = unsafe { RecvChain::new(shared.raw(), capacity.max_recv_sge, max_batch.min(most)) };
+        let chain = unsafe { RecvChain::unallocated(shared.raw(), capacity.max_recv_sge, max_batch) };
         RecvState { chain, ready: AtomicBool::new(false), shared: Arc::clone(shared) }
     }
 
@@ -68,6 +68,9 @@ impl RecvState {
         let refuses = matches!(state, QueuePairState::RESET | QueuePairState::UNKNOWN)
             || self.shared.has_srq()
             || self.shared.has_no_receives();
+        if !refuses {
+            self.chain.allocate();
+        }
         self.ready.store(!refuses, Ordering::Relaxed);
     }
 
@@ -76,7 +79,7 @@ impl RecvState {
     #[inline(always)]
     pub(crate) unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         self.check_state()?;
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller's contract is the same, and the state was checked.
         unsafe { self.post_one(wr_id, sge) }
     }
 
@@ -88,17 +91,18 @@ impl RecvState {
     /// Posts one receive like [`RecvState::receive`], without checking the state.
     ///
     /// # Safety
-    /// See [`RecvBatch`].
+    /// See [`RecvBatch`]. It was [ready](RecvState::is_ready) before.
     #[inline(always)]
     pub(crate) unsafe fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the chain was allocated before the queue became ready. The rest is the caller's contract.
         unsafe { self.chain.post_one(wr_id, sge) }
     }
 
     #[inline(always)]
     pub(crate) fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.check_state()?;
-        Ok(self.chain.batch())
+        // SAFETY: the chain was allocated before the queue became ready.
+        Ok(unsafe { self.chain.batch() })
     }
 
     #[inline(always)]

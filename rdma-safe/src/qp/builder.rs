@@ -1,12 +1,11 @@
 //! Creating queue pairs.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32};
-use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
-use super::multicast::Groups;
 use super::operations::{available, fallback_sets, present};
 use super::options::Options;
 use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
@@ -193,11 +192,15 @@ impl<'a> QueuePairBuilder<'a> {
         }
         self.options.check(self.pd.context())?;
         if self.is_extended() {
-            let sets = match self.ops {
-                Some(_) => Vec::new(),
-                None => fallback_sets(self.default_operations(all), self.qp_type),
+            let fallbacks;
+            let sets = match &self.ops {
+                Some(ops) => std::slice::from_ref(ops),
+                None => {
+                    fallbacks = fallback_sets(self.default_operations(all), self.qp_type);
+                    &fallbacks[..]
+                }
             };
-            for ops in self.ops.into_iter().chain(sets) {
+            for &ops in sets {
                 match self.create(Some(ops)) {
                     Ok(created) => return self.finish_extended(created, ops),
                     Err(errno) if errno.is_unsupported() => {}
@@ -223,8 +226,8 @@ impl<'a> QueuePairBuilder<'a> {
     pub(super) fn all_operations(&self) -> Result<SendOps> {
         let advice = "QueuePairBuilder builds the types RC, UC, UD, RAW_PACKET and XRC_SEND; \
                        XrcDomain::create_target creates the responder of XRC";
-        let error = Error::WrongType { operation: "QueuePairBuilder", qp_type: self.qp_type, advice };
-        available(self.pd.context(), self.qp_type).ok_or(error)
+        let error = || Error::WrongType { operation: "QueuePairBuilder", qp_type: self.qp_type, advice };
+        available(self.pd.context(), self.qp_type).ok_or_else(error)
     }
 
     /// The operations of `all` that are enabled by default.
@@ -270,15 +273,15 @@ impl<'a> QueuePairBuilder<'a> {
             // The provider may have granted more than was requested.
             created.capacity.max_send_sge = 1;
         }
-        let queue_pair = self.finish(created, ops & present, qp_ex);
-        match self.ops {
-            Some(asked) if !present.contains(asked) => Err(Error::UnsupportedOperations { ops: asked - present }),
-            None if present.is_empty() => {
-                drop(queue_pair);
-                self.clone().classic(true).build()
-            }
-            _ => Ok(queue_pair),
+        if self.ops.map_or(present.is_empty(), |asked| !present.contains(asked)) {
+            // Destroys it.
+            drop(self.finish(created, ops, qp_ex));
+            return match self.ops {
+                Some(asked) => Err(Error::UnsupportedOperations { ops: asked - present }),
+                None => self.clone().classic(true).build(),
+            };
         }
+        Ok(self.finish(created, ops & present, qp_ex))
     }
 
     #[inline(always)]
@@ -286,13 +289,8 @@ impl<'a> QueuePairBuilder<'a> {
         let Created { raw, capacity, id } = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
-        let parents = Parents {
-            home: Home::Domain(self.pd.clone()),
-            cqs: Some([self.send_cq.shared().clone(), self.recv_cq.shared().clone()]),
-            srq: self.srq.clone(),
-            groups: Groups::default(),
-            retained: Mutex::default(),
-        };
+        let cqs = [self.send_cq.shared().clone(), self.recv_cq.shared().clone()];
+        let parents = Parents::new(Home::Domain(self.pd.clone()), Some(cqs), self.srq.clone());
         let shared = Arc::new(Shared {
             // SAFETY: the queue pair was created in or adopted with these parents. Its two queues, and its flows and
             // memory windows, hold an `Arc` of this.
@@ -303,7 +301,6 @@ impl<'a> QueuePairBuilder<'a> {
             capacity,
             state: AtomicU32::new(QueuePairState::RESET.0),
             port: AtomicU8::new(0),
-            query: Mutex::new(()),
         });
         let sizes = Sizes { max_batch: self.max_batch, max_tso_header: self.options.max_tso_header };
         QueuePair {

@@ -1,7 +1,5 @@
 //! The order in which the bytes of a message are written.
 
-use std::sync::PoisonError;
-
 use bitflags::bitflags;
 use rdma_sys::*;
 
@@ -69,7 +67,7 @@ impl QueuePair {
     pub fn data_in_order(&self, opcode: WrOpcode) -> DataInOrder {
         let query = self.context().verbs().ibv_query_qp_data_in_order;
         // The provider reads the state in the C object, which `query` in another thread may write.
-        let _guard = self.shared.query.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.shared.extras();
         let query_caps = |flags: u32| {
             // SAFETY: the queue pair is valid, and nobody changes it: that requires `&mut self`, or the lock.
             let answer = unsafe { query(self.as_raw(), ibv_wr_opcode(opcode.0), flags) };

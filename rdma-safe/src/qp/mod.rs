@@ -22,7 +22,7 @@ pub(crate) mod xrc_target;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::*;
 
@@ -71,8 +71,6 @@ pub(crate) struct Shared {
     /// State as last set or queried here. The device may have moved the queue pair to the error state.
     state: AtomicU32,
     port: AtomicU8,
-    /// Held during `ibv_query_qp`, which writes to the C object.
-    query: Mutex<()>,
 }
 
 struct Parents {
@@ -81,9 +79,16 @@ struct Parents {
     cqs: Option<[Arc<cq::Shared>; 2]>,
     // The shared receive queue must outlive the queue pairs that take receives from it.
     srq: Option<Arc<srq::Shared>>,
+    /// Locked during `ibv_query_qp`, which writes to the C object.
+    extras: Mutex<Extras>,
+}
+
+/// What few queue pairs have.
+#[derive(Default)]
+struct Extras {
     groups: Groups,
     // Released only after the queue pair is destroyed.
-    retained: Mutex<Vec<Box<dyn Send>>>,
+    retained: Vec<Box<dyn Send>>,
 }
 
 /// The object that a queue pair is created in.
@@ -319,28 +324,39 @@ impl QueuePair {
     /// cursor moves on or is dropped. [`Error::InUse`] if there are [`Flow`](crate::flow::Flow)s to it or memory windows of
     /// type 2 bound to it: it is destroyed with the last of them.
     #[doc(alias = "ibv_destroy_qp")]
+    #[inline]
     pub fn destroy(self) -> Result<()> {
         self.destroy_or_keep(|| ())
     }
 
     /// Like [`QueuePair::destroy`]. If the queue pair is not destroyed at once, it keeps `work`, whose memory the
     /// device may still access.
+    #[inline]
     pub(crate) fn destroy_or_keep<W: Send + 'static>(self, work: impl FnOnce() -> W) -> Result<()> {
-        let QueuePair { send, recv, shared, .. } = self;
-        drop((send, recv));
-        match Arc::try_unwrap(shared) {
-            Ok(shared) => {
-                if shared.is_polled_by_this_thread() {
-                    shared.keep(work());
-                    return shared.object.destroy().map(drop);
-                }
-                shared.object.destroy().map(drop).inspect_err(|_| std::mem::forget(work()))
-            }
-            Err(shared) => {
-                shared.keep(work());
-                Err(Error::InUse { object: "queue pair", users: "flows or memory windows" })
-            }
+        Shared::destroy_or_keep(self.into_shared(), work)
+    }
+
+    /// The shared part, after both queues were dropped.
+    #[inline(always)]
+    fn into_shared(self) -> Arc<Shared> {
+        self.shared
+    }
+}
+
+impl Shared {
+    fn destroy_or_keep<W: Send + 'static>(mut shared: Arc<Shared>, work: impl FnOnce() -> W) -> Result<()> {
+        let Some(only) = Arc::get_mut(&mut shared) else {
+            shared.object.keep(work());
+            return Err(Error::InUse { object: "queue pair", users: "flows or memory windows" });
+        };
+        let mut work = Some(work);
+        let deferring = |parents: &Parents| parents.keep(work.take().map(|work| work()));
+        // SAFETY: `only` is dropped below, and nobody else has it.
+        let result = unsafe { only.object.destroy_in_place(deferring) };
+        if let (Err(_), Some(work)) = (&result, work) {
+            std::mem::forget(work());
         }
+        result
     }
 }
 
@@ -370,11 +386,11 @@ impl Shared {
 
     /// Keeps `what` until the queue pair is destroyed.
     pub(crate) fn keep(&self, what: impl Send + 'static) {
-        self.object.retained.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(what));
+        self.object.keep(what);
     }
 
-    fn groups(&self) -> &Groups {
-        &self.object.groups
+    fn extras(&self) -> MutexGuard<'_, Extras> {
+        self.object.extras()
     }
 
     pub(crate) fn as_raw(&self) -> *mut ibv_qp {
@@ -453,7 +469,7 @@ impl Shared {
         let mut attributes = QueuePairAttributes::new();
         let mask = AttributeMask::all() - AttributeMask::RATE_LIMIT;
         let mut init = ibv_qp_init_attr::zeroed();
-        let _guard = self.query.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.extras();
         // SAFETY: the queue pair and both out pointers are valid.
         let result = unsafe {
             (self.context().verbs().ibv_query_qp)(
@@ -475,6 +491,21 @@ impl Shared {
     }
 }
 
+impl Parents {
+    fn new(home: Home, cqs: Option<[Arc<cq::Shared>; 2]>, srq: Option<Arc<srq::Shared>>) -> Self {
+        Parents { home, cqs, srq, extras: Mutex::default() }
+    }
+
+    fn extras(&self) -> MutexGuard<'_, Extras> {
+        self.extras.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps `what` until the queue pair is destroyed.
+    fn keep(&self, what: impl Send + 'static) {
+        self.extras().retained.push(Box::new(what));
+    }
+}
+
 impl object::Parents for Parents {
     type Raw = ibv_qp;
 
@@ -488,9 +519,11 @@ impl object::Parents for Parents {
         self.cqs.iter().flatten().find(|cq| cq.is_polled_by_this_thread())
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_qp) -> std::ffi::c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_qp) -> std::ffi::c_int {
+        let Parents { home, extras, .. } = self;
+        let groups = &mut extras.get_mut().unwrap_or_else(PoisonError::into_inner).groups;
         // SAFETY: the caller's contract: the queue pair is valid until `ibv_destroy_qp`.
-        unsafe { self.groups.leave(self.context(), raw) };
+        unsafe { groups.leave(home.context(), raw) };
         // SAFETY: the caller's contract.
         unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }
     }

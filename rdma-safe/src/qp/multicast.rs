@@ -1,7 +1,5 @@
 //! Multicast group membership of queue pairs.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use rdma_sys::*;
 
 use super::QueuePair;
@@ -13,20 +11,17 @@ const FEATURE: &str = "multicast";
 
 /// The groups that a queue pair is attached to. It must leave them before it can be destroyed.
 #[derive(Default)]
-pub(super) struct Groups(Mutex<Vec<(Gid, u16)>>);
+pub(super) struct Groups(Vec<(Gid, u16)>);
 
 impl Groups {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Gid, u16)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Detaches the queue pair from all groups. Errors are ignored: destroying the queue pair then fails and reports
     /// them.
     ///
     /// # Safety
     /// `qp` must be valid, and must be the queue pair that these groups belong to.
-    pub(super) unsafe fn leave(&self, context: &Context, qp: *mut ibv_qp) {
-        for (gid, lid) in self.lock().drain(..) {
+    #[inline]
+    pub(super) unsafe fn leave(&mut self, context: &Context, qp: *mut ibv_qp) {
+        for (gid, lid) in self.0.drain(..) {
             // SAFETY: the caller's contract; the GID is valid during the call.
             unsafe { (context.verbs().ibv_detach_mcast)(qp, &gid.to_raw(), lid) };
         }
@@ -84,7 +79,7 @@ impl QueuePair {
         if self.context().attributes().max_mcast_grp() == 0 {
             return Err(self.context().unsupported(FEATURE));
         }
-        let mut groups = self.shared.groups().lock();
+        let groups = &mut self.shared.extras().groups.0;
         if groups.contains(&(gid, lid)) {
             return Ok(());
         }
@@ -103,7 +98,7 @@ impl QueuePair {
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         self.check_group(gid)?;
-        let mut groups = self.shared.groups().lock();
+        let groups = &mut self.shared.extras().groups.0;
         // SAFETY: the queue pair is valid, and the GID is valid during the call.
         check(unsafe { (self.context().verbs().ibv_detach_mcast)(self.as_raw(), &gid.to_raw(), lid) })
             .map_err(|errno| self.group_error(Verb::DetachMcast, gid, lid, errno))?;

@@ -122,9 +122,7 @@ impl QueuePair {
     /// the last of them.
     pub fn into_raw(mut self) -> Result<NonNull<ibv_qp>> {
         self.send.abort();
-        let QueuePair { send, recv, shared, .. } = self;
-        drop((send, recv));
-        match Arc::into_inner(shared) {
+        match Arc::into_inner(self.into_shared()) {
             Some(shared) => Ok(shared.object.disown()),
             None => Err(Error::InUse { object: "queue pair", users: "flows or memory windows" }),
         }

@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32};
 
 use rdma_sys::*;
 
 use super::{
-    ConnectOptions, Groups, Home, InitOptions, Local, Parents, QueuePairAddress, QueuePairAttributes,
-    QueuePairCapacity, QueuePairState, QueuePairType, Shared,
+    ConnectOptions, Home, InitOptions, Local, Parents, QueuePairAddress, QueuePairAttributes, QueuePairCapacity,
+    QueuePairState, QueuePairType, Shared,
 };
 use crate::errno::check_ptr;
 use crate::error::Verb;
@@ -96,13 +95,7 @@ impl XrcTarget {
     unsafe fn new(domain: &XrcDomain, raw: NonNull<ibv_qp>, id: QpId, state: QueuePairState) -> Self {
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
-        let parents = Parents {
-            home: Home::Xrc(domain.clone()),
-            cqs: None,
-            srq: None,
-            groups: Groups::default(),
-            retained: Mutex::default(),
-        };
+        let parents = Parents::new(Home::Xrc(domain.clone()), None, None);
         let shared = Shared {
             // SAFETY: the caller's contract; nothing is created from it.
             object: unsafe { Object::new(raw, parents) },
@@ -112,7 +105,6 @@ impl XrcTarget {
             capacity: NO_CAPACITY,
             state: AtomicU32::new(state.0),
             port: AtomicU8::new(0),
-            query: Mutex::new(()),
         };
         XrcTarget { shared, local: None }
     }

@@ -155,7 +155,7 @@ impl Parents for MadeFrom {
         self.extended.as_ref().map(|extended| &extended.cq).filter(|cq| cq.is_polled_by_this_thread())
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_srq) -> std::ffi::c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_srq) -> std::ffi::c_int {
         // SAFETY: the caller's contract. Every asynchronous event is acknowledged as it is read (`AsyncEvents`), so
         // this does not block for long.
         unsafe { (self.context().verbs().ibv_destroy_srq)(raw) }

@@ -155,14 +155,15 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline(always)]
     pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the chain was allocated when it was made. The rest is the caller's contract.
         unsafe { self.chain.post_one(wr_id, sge) }
     }
 
     /// Begins a batch of receives. [`RecvBatch::post`] posts it.
     #[inline(always)]
     pub fn recv_batch(&mut self) -> RecvBatch<'_, SharedReceiveQueue> {
-        self.chain.batch()
+        // SAFETY: the chain was allocated when it was made.
+        unsafe { self.chain.batch() }
     }
 
     /// Queries the capacity of the queue, and whether its limit is armed: `ibv_query_srq(3)`.

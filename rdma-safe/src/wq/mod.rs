@@ -219,7 +219,7 @@ impl WorkQueue {
     #[inline(always)]
     pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         self.check_state()?;
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the chain was allocated when it was made. The rest is the caller's contract.
         unsafe { self.chain.post_one(wr_id, sge) }
     }
 
@@ -230,7 +230,8 @@ impl WorkQueue {
     #[inline(always)]
     pub fn recv_batch(&mut self) -> Result<RecvBatch<'_, WorkQueue>, PostError> {
         self.check_state()?;
-        Ok(self.chain.batch())
+        // SAFETY: the chain was allocated when it was made.
+        Ok(unsafe { self.chain.batch() })
     }
 
     /// Rejects receives in RESET, because providers discard them when the queue becomes ready.
@@ -309,7 +310,7 @@ impl object::Parents for Parents {
         Some(&self.cq).filter(|cq| cq.is_polled_by_this_thread())
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_wq) -> std::ffi::c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_wq) -> std::ffi::c_int {
         // SAFETY: the caller's contract. Every asynchronous event is acknowledged as it is read (`AsyncEvents`), so
         // this does not block for long.
         unsafe { ibv_destroy_wq(raw) }

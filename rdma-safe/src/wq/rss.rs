@@ -259,7 +259,7 @@ impl Parents for (ProtectionDomain, IndirectionTable) {
     }
 
     /// The queue pair has no completion queue, so no lock of one is needed.
-    unsafe fn destroy(&self, raw: *mut ibv_qp) -> std::ffi::c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_qp) -> std::ffi::c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }
     }

@@ -36,7 +36,7 @@ impl Parents for MadeFrom {
         &self.context
     }
 
-    unsafe fn destroy(&self, raw: *mut ibv_rwq_ind_table) -> c_int {
+    unsafe fn destroy(&mut self, raw: *mut ibv_rwq_ind_table) -> c_int {
         // SAFETY: the caller's contract.
         unsafe { ibv_destroy_rwq_ind_table(raw) }
     }

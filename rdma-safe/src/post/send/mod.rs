@@ -81,6 +81,7 @@ pub(crate) struct Sizes {
 }
 
 impl SendState {
+    #[inline]
     pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, sizes: Sizes) -> Self {
         let Sizes { max_batch, max_tso_header } = sizes;
         let capacity = shared.capacity();
@@ -224,6 +225,7 @@ impl SendState {
 }
 
 impl Drop for SendState {
+    #[inline]
     fn drop(&mut self) {
         if !self.shared.context().is_inherited() {
             self.abort();
