@@ -25,16 +25,15 @@ pub(super) struct Chain {
 
 impl Chain {
     /// An empty chain, for a queue pair that posts by `ibv_wr_*`.
+    #[inline(always)]
     pub(super) fn none() -> Self {
-        Chain::with(0, 1, 0)
+        let (wrs, sges, inline) = (NonNull::dangling(), NonNull::dangling(), NonNull::dangling());
+        Chain { wrs, sges, inline, max: 0, max_sge: 1, max_inline: 0 }
     }
 
     /// A chain of `max_batch` work requests, at least one.
     pub(super) fn new(limits: Limits, max_batch: u32) -> Self {
-        Chain::with(max_batch.max(1), u32::from(limits.max_sge).max(1), limits.max_inline)
-    }
-
-    fn with(max: u32, max_sge: u32, max_inline: u32) -> Self {
+        let (max, max_sge, max_inline) = (max_batch.max(1), u32::from(limits.max_sge).max(1), limits.max_inline);
         let count = max as usize;
         let chain = Chain {
             wrs: allocate(ibv_send_wr::zeroed(), count),
@@ -112,13 +111,16 @@ impl Chain {
 }
 
 impl Drop for Chain {
+    #[inline]
     fn drop(&mut self) {
         let count = self.max as usize;
-        // SAFETY: `with` allocated these with the same lengths, and nothing else frees them.
-        unsafe {
-            free(self.wrs, count);
-            free(self.sges, count * self.max_sge as usize);
-            free(self.inline, count * self.max_inline as usize);
+        if count > 0 {
+            // SAFETY: `new` allocated these with the same lengths, and nothing else frees them.
+            unsafe {
+                free(self.wrs, count);
+                free(self.sges, count * self.max_sge as usize);
+                free(self.inline, count * self.max_inline as usize);
+            }
         }
     }
 }

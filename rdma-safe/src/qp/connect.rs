@@ -371,7 +371,7 @@ impl QueuePair {
     pub(crate) fn init_as(&mut self, mut local: Local, options: &InitOptions) -> Result<QueuePairAddress> {
         local.address.qp_num = self.number();
         self.modify(&options.to_init())?;
-        self.local = Some(local);
+        self.local = Some(Box::new(local));
         Ok(local.address)
     }
 
@@ -399,7 +399,7 @@ impl QueuePair {
         )?;
         self.modify(&QueuePairAttributes::new().set_state(QueuePairState::RTR))?;
         self.modify(&QueuePairAttributes::new().set_state(QueuePairState::RTS).set_sq_psn(local.address.psn))?;
-        self.local = Some(local);
+        self.local = Some(Box::new(local));
         Ok(local.address)
     }
 
@@ -411,7 +411,7 @@ impl QueuePair {
     /// # Errors
     /// [`Error::NotInitialised`] before [`QueuePair::init`] or [`QueuePair::init_datagrams`].
     pub fn address_of(&self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<AddressVector> {
-        let Some(local) = self.local else { return Err(Error::NotInitialised) };
+        let Some(local) = self.local.as_deref() else { return Err(Error::NotInitialised) };
         Ok(local.route(remote, options))
     }
 
@@ -437,7 +437,7 @@ impl QueuePair {
     pub fn connect(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
         let advice = "use QueuePair::address_of and ProtectionDomain::address_handle";
         self.require("QueuePair::connect", self.has_peer(), advice)?;
-        let Some(local) = self.local else { return Err(Error::NotInitialised) };
+        let Some(local) = self.local.as_deref() else { return Err(Error::NotInitialised) };
         let [rtr, rts] = local.to_peer(self.context(), self.qp_type(), remote, options);
         self.modify(&rtr)?;
         self.modify(&rts)

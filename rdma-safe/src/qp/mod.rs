@@ -58,7 +58,7 @@ pub struct QueuePair {
     recv: RecvState,
     shared: Arc<Shared>,
     /// Set by [`QueuePair::init`].
-    local: Option<Local>,
+    local: Option<Box<Local>>,
 }
 
 /// The part of a queue pair that its queues, flows and memory windows share.
@@ -80,7 +80,7 @@ struct Parents {
     // The shared receive queue must outlive the queue pairs that take receives from it.
     srq: Option<Arc<srq::Shared>>,
     /// Locked during `ibv_query_qp`, which writes to the C object.
-    extras: Mutex<Extras>,
+    extras: Mutex<Option<Box<Extras>>>,
 }
 
 /// What few queue pairs have.
@@ -389,7 +389,7 @@ impl Shared {
         self.object.keep(what);
     }
 
-    fn extras(&self) -> MutexGuard<'_, Extras> {
+    fn extras(&self) -> MutexGuard<'_, Option<Box<Extras>>> {
         self.object.extras()
     }
 
@@ -496,13 +496,13 @@ impl Parents {
         Parents { home, cqs, srq, extras: Mutex::default() }
     }
 
-    fn extras(&self) -> MutexGuard<'_, Extras> {
+    fn extras(&self) -> MutexGuard<'_, Option<Box<Extras>>> {
         self.extras.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps `what` until the queue pair is destroyed.
     fn keep(&self, what: impl Send + 'static) {
-        self.extras().retained.push(Box::new(what));
+        self.extras().get_or_insert_default().retained.push(Box::new(what));
     }
 }
 
@@ -515,15 +515,18 @@ impl object::Parents for Parents {
         self.home.context()
     }
 
+    #[inline(always)]
     fn polled_by_this_thread(&self) -> Option<&Arc<cq::Shared>> {
         self.cqs.iter().flatten().find(|cq| cq.is_polled_by_this_thread())
     }
 
+    #[inline(always)]
     unsafe fn destroy(&mut self, raw: *mut ibv_qp) -> std::ffi::c_int {
         let Parents { home, extras, .. } = self;
-        let groups = &mut extras.get_mut().unwrap_or_else(PoisonError::into_inner).groups;
-        // SAFETY: the caller's contract: the queue pair is valid until `ibv_destroy_qp`.
-        unsafe { groups.leave(home.context(), raw) };
+        if let Some(extras) = extras.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            // SAFETY: the caller's contract: the queue pair is valid until `ibv_destroy_qp`.
+            unsafe { extras.groups.leave(home.context(), raw) };
+        }
         // SAFETY: the caller's contract.
         unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }
     }

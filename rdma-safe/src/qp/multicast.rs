@@ -19,7 +19,6 @@ impl Groups {
     ///
     /// # Safety
     /// `qp` must be valid, and must be the queue pair that these groups belong to.
-    #[inline]
     pub(super) unsafe fn leave(&mut self, context: &Context, qp: *mut ibv_qp) {
         for (gid, lid) in self.0.drain(..) {
             // SAFETY: the caller's contract; the GID is valid during the call.
@@ -79,7 +78,8 @@ impl QueuePair {
         if self.context().attributes().max_mcast_grp() == 0 {
             return Err(self.context().unsupported(FEATURE));
         }
-        let groups = &mut self.shared.extras().groups.0;
+        let mut extras = self.shared.extras();
+        let groups = &mut extras.get_or_insert_default().groups.0;
         if groups.contains(&(gid, lid)) {
             return Ok(());
         }
@@ -98,7 +98,8 @@ impl QueuePair {
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         self.check_group(gid)?;
-        let groups = &mut self.shared.extras().groups.0;
+        let mut extras = self.shared.extras();
+        let groups = &mut extras.get_or_insert_default().groups.0;
         // SAFETY: the queue pair is valid, and the GID is valid during the call.
         check(unsafe { (self.context().verbs().ibv_detach_mcast)(self.as_raw(), &gid.to_raw(), lid) })
             .map_err(|errno| self.group_error(Verb::DetachMcast, gid, lid, errno))?;

@@ -81,7 +81,7 @@ pub(crate) struct Sizes {
 }
 
 impl SendState {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, sizes: Sizes) -> Self {
         let Sizes { max_batch, max_tso_header } = sizes;
         let capacity = shared.capacity();
@@ -91,7 +91,10 @@ impl SendState {
             max_inline: capacity.max_inline_data,
         };
         let inline_scratch = InlineScratch {
-            bytes: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
+            bytes: match capacity.max_inline_data as usize {
+                0 => Box::default(),
+                len => vec![0; len].into_boxed_slice(),
+            },
             copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
         };
         let doorbell_fails = shared.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
