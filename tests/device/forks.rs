@@ -21,7 +21,7 @@ use crate::support::{DEADLINE, Rdma, device, error_of, filled, pattern};
 
 /// Runs `body` in a child that was forked from this process, and waits for its success.
 #[track_caller]
-fn in_a_fork(body: impl FnOnce()) {
+pub(crate) fn in_a_fork(body: impl FnOnce()) {
     // SAFETY: the harness runs the test alone in this process. The other threads, of the device and of a watchdog,
     // hold no lock that `body` takes: dropping inherited objects calls neither the device nor the watchdog, and the C library
     // prepares its allocator for a fork.

@@ -82,6 +82,8 @@ mod keepalive;
 mod keepalive_faults;
 mod keepalive_sets;
 mod memory;
+#[cfg(not(miri))]
+mod memory_schedules;
 mod memory_windows;
 mod modify;
 mod modify_errors;

@@ -53,7 +53,7 @@ enum Part {
     Floods,
     /// More states and random runs of soft0's connection manager, and more hostile messages
     Explore,
-    /// Regions and pages that come and go in random order, under the checker of soft0
+    /// Regions, pages and slices that come and go in random order, under the checker of soft0
     Schedules,
     /// Ten million random operations of a memory pool
     Pool,
@@ -89,11 +89,15 @@ impl Part {
         }
         if self == Part::Schedules {
             let words = ["--package", "rdma-soft", "--test", "check", "no_byte"];
-            return cargo_test(&words, ("RDMA_SOFT_SCHEDULES", SCHEDULES));
+            let keys = cargo_test(&words, &[("RDMA_SOFT_SCHEDULES", SCHEDULES)])?;
+            let words = ["--package", "rdma-tests", "--test", "device", "memory_schedules"];
+            let checked = [("RDMA_MEMORY_SCHEDULES", SCHEDULES), ("RDMA_DEVICE", "soft0"), ("RDMA_SOFT_CHECK", "1")];
+            let memory = cargo_test(&words, &checked)?;
+            return Ok(if keys == 0 { memory } else { keys });
         }
         if self == Part::Pool {
             let words = ["--release", "--package", "rdma-pool", "--lib", "random_operations"];
-            return cargo_test(&words, ("RDMA_POOL_OPERATIONS", POOL_OPERATIONS));
+            return cargo_test(&words, &[("RDMA_POOL_OPERATIONS", POOL_OPERATIONS)]);
         }
         let mut command = Command::new(softroce::THIS_PROGRAM);
         command.arg("test").args(self.words(args));
@@ -108,10 +112,10 @@ impl Part {
     }
 }
 
-/// Runs `cargo test` with `words` and a variable that sets its scale.
-fn cargo_test(words: &[&str], (variable, value): (&str, &str)) -> Result<i32> {
+/// Runs `cargo test` with `words` and variables that set its scale.
+fn cargo_test(words: &[&str], variables: &[(&str, &str)]) -> Result<i32> {
     let mut command = Command::new(workspace::cargo());
-    command.current_dir(workspace::root()).arg("test").args(words).env(variable, value);
+    command.current_dir(workspace::root()).arg("test").args(words).envs(variables.iter().copied());
     Ok(process::shell_status(command.status()?))
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod network;
 pub(crate) mod own_device;
 pub(crate) mod peer;
 pub(crate) mod program;
+pub(crate) mod random;
 pub(crate) mod watchdog;
 
 use std::fmt::Debug;
