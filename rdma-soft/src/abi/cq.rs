@@ -13,7 +13,7 @@ use super::errors::{null, set_errno};
 use super::limits::MAX_CQE;
 use super::{events, lock};
 use crate::check;
-use crate::device::{Armed, Cancel, Channel, ChannelFds, Completions, Cq, Device, Overrun, device, observe};
+use crate::device::{Armed, Cancel, Channel, ChannelFds, Completions, Core, Cq, Device, Overrun, device, observe};
 
 /// Fields that completions of this device have.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
@@ -220,20 +220,14 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     }
     // A thread that has taken an event of the queue uses the queue's address until it acknowledges the event. The manual page
     // allows this call to wait for that without a deadline.
-    if let Some(found) = core.state.shared.cqs.get(handle) {
-        let unacked = found.events.0.wrapping_sub(found.events.1);
-        check::with(|check| {
-            check.cq_destroyed(handle);
-            if unacked != 0 {
-                check.unacked(format!(
-                    "ibv_destroy_cq waits until {unacked} completion events of completion queue {handle} are acknowledged"
-                ));
-            }
-        });
-    }
-    while core.state.shared.cqs.get(handle).is_some_and(|cq| cq.events.0 != cq.events.1) {
-        core = device.wait_for_acknowledgement(core);
-    }
+    check::with(|check| check.cq_destroyed(handle));
+    let unacked = |core: &Core| {
+        let cq = core.state.shared.cqs.get(handle);
+        cq.map_or(0, |cq| cq.events.0.wrapping_sub(cq.events.1))
+    };
+    let mut core = events::wait_for_acknowledgements(device, core, unacked, |unacked| {
+        format!("ibv_destroy_cq waits until {unacked} completion events of completion queue {handle} are acknowledged")
+    });
     core.state.shared.cqs.remove(handle);
     core.state.shared.events.clear_overrun(handle);
     drop(core);

@@ -1,13 +1,17 @@
 //! Asynchronous events.
 
 use core::ffi::c_int;
+use std::time::Duration;
 
 use rdma_sys::*;
 
 use super::context::context_number;
 use super::errors::set_errno;
 use crate::check;
-use crate::device::{device, wait};
+use crate::device::{Core, Device, Locked, device, wait};
+
+/// Time after which the checker reports a call that waits for an acknowledgement.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Waits for an asynchronous event, without a deadline unless the descriptor is non-blocking.
 pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
@@ -55,15 +59,30 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
 /// deadline.
 pub(crate) fn wait_until_acknowledged(object: usize) {
     let Some(device) = device() else { return };
-    let mut core = device.lock();
-    if let Some(unacked) = core.state.shared.events.unacknowledged.get(&object) {
-        check::with(|check| {
-            check.unacked(format!(
-                "destroying the object at {object:#x} waits until {unacked} of its asynchronous events are acknowledged"
-            ));
-        });
-    }
-    while core.state.shared.events.unacknowledged.contains_key(&object) {
-        core = device.wait_for_acknowledgement(core);
+    let unacked = |core: &Core| core.state.shared.events.unacknowledged.get(&object).map_or(0, |unacked| *unacked);
+    wait_for_acknowledgements(device, device.lock(), unacked, |unacked| {
+        format!("destroying the object at {object:#x} waits until {unacked} of its events are acknowledged")
+    });
+}
+
+/// Waits until no events are unacknowledged, and lets the checker report what takes long.
+pub(crate) fn wait_for_acknowledgements<'a>(
+    device: &'a Device,
+    mut core: Locked<'a>,
+    unacked: impl Fn(&Core) -> u32,
+    report: impl Fn(u32) -> String,
+) -> Locked<'a> {
+    // Another thread may be about to acknowledge the event.
+    let mut report_at = Some(device.now() + PATIENCE);
+    loop {
+        let left = unacked(&core);
+        if left == 0 {
+            return core;
+        }
+        if report_at.is_some_and(|at| device.now() >= at) {
+            report_at = None;
+            check::with(|check| check.unacked(report(left)));
+        }
+        core = device.wait_for_acknowledgement(core, PATIENCE);
     }
 }

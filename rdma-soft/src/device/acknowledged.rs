@@ -1,6 +1,7 @@
 //! Waiting for events to be acknowledged.
 
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Counts acknowledged events, and lets threads wait for the next one.
 #[derive(Default)]
@@ -27,14 +28,14 @@ impl Acknowledged {
         }
     }
 
-    /// Waits for an acknowledgement. Calls `unlock` first, to release the lock under which events are acknowledged.
-    pub(super) fn wait(&self, unlock: impl FnOnce()) {
+    /// Waits for an acknowledgement, at most for `limit`. Calls `unlock` first, to release the lock under which events are
+    /// acknowledged.
+    pub(super) fn wait(&self, limit: Duration, unlock: impl FnOnce()) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let before = counts.events;
         counts.waiters += 1;
         unlock();
-        counts =
-            self.changed.wait_while(counts, |counts| counts.events == before).unwrap_or_else(PoisonError::into_inner);
-        counts.waiters -= 1;
+        let woken = self.changed.wait_timeout_while(counts, limit, |counts| counts.events == before);
+        woken.unwrap_or_else(PoisonError::into_inner).0.waiters -= 1;
     }
 }

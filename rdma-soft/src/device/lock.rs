@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_mtu;
 
@@ -196,9 +196,9 @@ impl Device {
         self.acknowledged.add();
     }
 
-    /// Unlocks the device, waits until an event is acknowledged, and locks the device again.
-    pub(crate) fn wait_for_acknowledgement<'a>(&'a self, core: Locked<'a>) -> Locked<'a> {
-        self.acknowledged.wait(|| drop(core));
+    /// Unlocks the device, waits until an event is acknowledged, at most for `limit`, and locks the device again.
+    pub(crate) fn wait_for_acknowledgement<'a>(&'a self, core: Locked<'a>, limit: Duration) -> Locked<'a> {
+        self.acknowledged.wait(limit, || drop(core));
         self.lock_in_turn()
     }
 }

@@ -1,4 +1,4 @@
-//! Programs that connect by address: those of librdmacm, perftest and libfabric.
+//! Programs with two ends: those of librdmacm, libibverbs, perftest and libfabric.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::Tests;
 use super::packages::Root;
-use super::traffic::Traffic;
+use super::watch::Watch;
 use crate::pair::{self, Ends, Ready};
 
 /// What shows that the server is ready.
@@ -89,12 +89,28 @@ const LIBRDMACM: [Case; 12] = [
 ];
 
 /// With `-R` the control connection is made by address, and then the queue pairs.
-const PERFTEST: [Case; 5] = [
+const PERFTEST: [Case; 9] = [
     Case::new("ib_send_bw -R -n 100 -p PORT", "ib_send_bw -R -n 100 -p PORT 127.0.0.1", 6_553_600),
     Case::new("ib_send_bw -R -q 4 -n 100 -p PORT", "ib_send_bw -R -q 4 -n 100 -p PORT 127.0.0.1", 26_214_400),
     Case::new("ib_send_lat -R -c UD -n 100 -p PORT", "ib_send_lat -R -c UD -n 100 -p PORT 127.0.0.1", 200),
     Case::new("ib_write_lat -R -n 100 -p PORT", "ib_write_lat -R -n 100 -p PORT 127.0.0.1", 200),
+    Case::new("ib_write_bw -R -n 100 -p PORT", "ib_write_bw -R -n 100 -p PORT 127.0.0.1", 6_553_600),
     Case::new("ib_read_bw -R -n 100 -p PORT", "ib_read_bw -R -n 100 -p PORT 127.0.0.1", 6_553_600),
+    Case::new("ib_read_lat -R -n 100 -p PORT", "ib_read_lat -R -n 100 -p PORT 127.0.0.1", 200),
+    Case::new("ib_atomic_bw -R -n 100 -p PORT", "ib_atomic_bw -R -n 100 -p PORT 127.0.0.1", 800),
+    Case::new("ib_atomic_lat -R -n 100 -p PORT", "ib_atomic_lat -R -n 100 -p PORT 127.0.0.1", 800),
+];
+
+/// The examples of libibverbs, which exchange addresses by TCP.
+const PINGPONG: [Case; 4] = [
+    Case::new("ibv_rc_pingpong -c -g 0 -p PORT", "ibv_rc_pingpong -c -g 0 -p PORT 127.0.0.1", 4_096_000),
+    Case::new("ibv_uc_pingpong -c -g 0 -p PORT", "ibv_uc_pingpong -c -g 0 -p PORT 127.0.0.1", 4_096_000),
+    Case::new(
+        "ibv_ud_pingpong -c -g 0 -s 1000 -p PORT",
+        "ibv_ud_pingpong -c -g 0 -s 1000 -p PORT 127.0.0.1",
+        1_000_000,
+    ),
+    Case::new("ibv_srq_pingpong -c -g 0 -p PORT", "ibv_srq_pingpong -c -g 0 -p PORT 127.0.0.1", 4_096_000),
 ];
 
 /// `-c` verifies the data. The layers `ofi_rxm` and `ofi_rxd` offer reliable datagrams over connections and over datagrams.
@@ -123,23 +139,23 @@ const REFUSED: [(&str, &str); 6] = [
     ("ucmatose -P ib", "return status -1"),
 ];
 
-pub(super) fn run(tests: &mut Tests<'_>) {
-    let libfabric = LIBFABRIC.into_iter().map(|case| case.start(Start::ListensByTcp));
-    for case in LIBRDMACM.into_iter().chain(PERFTEST).chain(libfabric) {
-        tests.count(case.client, case.run(tests.root));
+pub(super) fn run(tests: &mut Tests) {
+    let by_tcp = LIBFABRIC.into_iter().chain(PINGPONG).map(|case| case.start(Start::ListensByTcp));
+    for case in LIBRDMACM.into_iter().chain(PERFTEST).chain(by_tcp) {
+        tests.count(case.client, |root| case.run(root));
     }
     for (program, reason) in REFUSED {
-        tests.count(&format!("{program} is refused"), refused(tests.root, program, reason));
+        tests.count(&format!("{program} is refused"), |root| refused(root, program, reason));
     }
 }
 
 impl Case {
     fn run(&self, root: &Root) -> Result<()> {
-        let (traffic, port, own) = (Traffic::new(root)?, pair::free_port()?, own_address());
+        let (watch, port, own) = (Watch::new(root)?, pair::free_port()?, own_address());
         let end = |line: &str| -> Result<Command> {
             let line = line.replace("PORT", &port.to_string()).replace("OWN", &own);
             let mut command = command(root, &line)?;
-            traffic.of(&mut command);
+            watch.of(&mut command);
             Ok(command)
         };
         let socket = match self.start {
@@ -156,7 +172,7 @@ impl Case {
             ensure!(lines.iter().any(|line| line.contains(text)), "{text:?} is missing:\n{}", lines.join("\n"));
         }
         let processes = if self.ends == Ends::Killed { 1 } else { 2 };
-        traffic.check(processes, self.bytes)
+        watch.check(self.client, processes, self.bytes)
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::Tests;
 use super::packages::Root;
-use super::traffic::Traffic;
+use super::watch::Watch;
 use crate::pair::{self, Ends, Ready};
 
 /// Bytes of a block. Both ends have memory for one.
@@ -16,9 +16,9 @@ const BLOCKS: usize = 64;
 /// Bytes of the files that are the memory. fio allocates more than a block.
 const FILE: usize = 4 * BLOCK;
 
-pub(super) fn run(tests: &mut Tests<'_>) {
+pub(super) fn run(tests: &mut Tests) {
     for verb in ["write", "read"] {
-        tests.count(&format!("fio --verb={verb}"), transfer(tests.root, verb));
+        tests.count(&format!("fio --verb={verb}"), |root| transfer(root, verb));
     }
 }
 
@@ -26,14 +26,14 @@ pub(super) fn run(tests: &mut Tests<'_>) {
 ///
 /// The option `--verify` of fio does not read the memory of the other end.
 fn transfer(root: &Root, verb: &str) -> Result<()> {
-    let (traffic, port) = (Traffic::new(root)?, pair::free_port()?);
+    let (watch, port) = (Watch::new(root)?, pair::free_port()?);
     let files = [root.file("fio-server"), root.file("fio-client")];
     let content: Vec<u8> = (0..FILE as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     fs::write(&files[0], &content)?;
     fs::write(&files[1], vec![0; FILE])?;
     let end = |at: usize| -> Result<Command> {
         let mut command = root.command("fio")?;
-        traffic.of(&mut command);
+        watch.of(&mut command);
         // A job in a process ends without running the function that writes the traffic counters, so it is a thread.
         command.args(["--thread", "--name=job", "--ioengine=rdma", &format!("--port={port}")]);
         command.args([format!("--bs={BLOCK}"), format!("--size={}", BLOCK * BLOCKS)]);
@@ -48,5 +48,5 @@ fn transfer(root: &Root, verb: &str) -> Result<()> {
     let [of_server, of_client] = [fs::read(&files[0])?, fs::read(&files[1])?];
     ensure!(of_server[..BLOCK] == of_client[..BLOCK], "the last block of client and server differs");
     ensure!((of_server[..BLOCK] == content[..BLOCK]) == (verb == "read"), "the block has not been transferred");
-    traffic.check(2, (BLOCK * BLOCKS) as u64)
+    watch.check("fio", 2, (BLOCK * BLOCKS) as u64)
 }

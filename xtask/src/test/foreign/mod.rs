@@ -1,11 +1,15 @@
-//! Foreign programs on soft0: programs of rdma-core, perftest, libfabric, fio, UCX and Open MPI.
+//! Foreign programs on soft0: programs of rdma-core, perftest, libfabric, fio, UCX, Open MPI and pyverbs.
+//!
+//! Each runs as usual, and once more under the checker of soft0.
 
 mod connections;
+mod explained;
 mod fio;
 mod mixed;
 mod packages;
-mod traffic;
+mod pyverbs;
 mod ucx;
+mod watch;
 
 use std::fs;
 
@@ -22,30 +26,37 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     };
     fs::create_dir_all(root.file(""))?;
-    let mut tests = Tests { root: &root, report: Report::default() };
+    let mut tests = Tests { root, report: Report::default() };
     let ring = ucx::prepare(&mut tests);
+    let python = pyverbs::prepare(&tests.root);
     for _ in 0..args.repeat {
-        connections::run(&mut tests);
-        fio::run(&mut tests);
-        ucx::run(&mut tests, &ring);
-        tests.report += mixed::run(&root, args)?;
+        for is_checked in [false, true] {
+            tests.root.set_checked(is_checked);
+            connections::run(&mut tests);
+            fio::run(&mut tests);
+            ucx::run(&mut tests, &ring);
+            pyverbs::run(&mut tests, &python);
+        }
+        tests.report += mixed::run(&tests.root, args)?;
     }
     Ok(Outcome::Tests(tests.report))
 }
 
 /// The packages, and the results so far.
-struct Tests<'a> {
-    root: &'a Root,
+struct Tests {
+    root: Root,
     report: Report,
 }
 
-impl Tests<'_> {
-    fn count(&mut self, name: &str, result: Result<()>) {
-        match result {
+impl Tests {
+    /// Runs a test on soft0, with the checker or without.
+    fn count(&mut self, name: &str, test: impl FnOnce(&Root) -> Result<()>) {
+        match test(&self.root) {
             Ok(()) => self.report.tally.passed += 1,
             Err(error) => {
+                let name = if self.root.is_checked() { format!("checked: {name}") } else { name.to_owned() };
                 println!("    {name} failed");
-                self.report.fail(Failure::new(name, &format!("{error:#}")));
+                self.report.fail(Failure::new(&name, &format!("{error:#}")));
             }
         }
     }

@@ -11,18 +11,20 @@ use crate::apt::{self, Apt};
 use crate::{process, soft, workspace};
 
 /// Packages to unpack, together with their dependencies.
-const PROGRAMS: [&str; 6] = ["ucx-utils", "openmpi-bin", "rdmacm-utils", "perftest", "libfabric-bin", "fio"];
+const PROGRAMS: [&str; 7] =
+    ["ucx-utils", "openmpi-bin", "rdmacm-utils", "ibverbs-utils", "perftest", "libfabric-bin", "fio"];
 /// A program of each package, and an argument with which it succeeds, if there is one.
-const PROOFS: [(&str, Option<&str>); 6] = [
+const PROOFS: [(&str, Option<&str>); 7] = [
     ("ucx_info", Some("-v")),
     ("orterun", Some("--version")),
     ("rping", None),
+    ("ibv_rc_pingpong", None),
     ("ib_send_bw", None),
     ("fi_info", Some("--version")),
     ("fio", Some("--version")),
 ];
-/// A package that is needed for one header.
-const HEADERS: [&str; 1] = ["libopenmpi-dev"];
+/// Packages that are needed for some of their files, also if they are installed: a header, and the Python package with its tests.
+const FILES: [&str; 2] = ["libopenmpi-dev", "python3-pyverbs"];
 
 /// The directory of the unpacked packages. It lacks packages that this machine has installed.
 #[derive(Debug)]
@@ -30,18 +32,28 @@ pub(super) struct Root {
     path: PathBuf,
     /// The library that programs load in place of libibverbs.
     library: PathBuf,
+    is_checked: bool,
 }
 
 impl Root {
     /// Downloads and unpacks the packages, unless an earlier run did.
     pub(super) fn get() -> Result<Root> {
         let path = workspace::target_dir()?.join("foreign").join(apt::codename());
-        let root = Root { path, library: soft::library()? };
+        let root = Root { path, library: soft::library()?, is_checked: false };
         if root.check().is_err() {
             root.download().context("cannot download Debian's packages")?;
             root.check()?;
         }
         Ok(root)
+    }
+
+    /// Whether the checker of soft0 checks the programs.
+    pub(super) fn is_checked(&self) -> bool {
+        self.is_checked
+    }
+
+    pub(super) fn set_checked(&mut self, is_checked: bool) {
+        self.is_checked = is_checked;
     }
 
     /// A path for a file of the tests.
@@ -52,6 +64,16 @@ impl Root {
     /// The include directory of `mpi.h`.
     pub(super) fn mpi_headers(&self) -> PathBuf {
         self.libraries().join("openmpi/include")
+    }
+
+    /// The directory of the Python package `pyverbs`.
+    pub(super) fn python_packages(&self) -> PathBuf {
+        self.path.join("usr/lib/python3/dist-packages")
+    }
+
+    /// The tests of rdma-core that use `pyverbs`. Some files are compressed.
+    pub(super) fn pyverbs_tests(&self) -> PathBuf {
+        self.path.join("usr/share/doc/rdma-core/tests")
     }
 
     /// The library that MPI programs link.
@@ -118,9 +140,10 @@ impl Root {
             };
             process::output(self.plain_command(program).arg(argument))?;
         }
-        let header = self.mpi_headers().join("mpi.h");
-        if !header.is_file() {
-            bail!("{} is missing", header.display());
+        for file in [self.mpi_headers().join("mpi.h"), self.pyverbs_tests().join("run_tests.py")] {
+            if !file.is_file() {
+                bail!("{} is missing", file.display());
+            }
         }
         Ok(())
     }
@@ -161,7 +184,7 @@ fn download_in(work: &Path) -> Result<()> {
     for archive in apt.download_missing(&PROGRAMS)? {
         apt::unpack(&archive, &root)?;
     }
-    for archive in apt.download(&HEADERS)? {
+    for archive in apt.download(&FILES)? {
         apt::unpack(&archive, &root)?;
     }
     link_psm(&root)

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::Tests;
 use super::packages::Root;
-use super::traffic::Traffic;
+use super::watch::Watch;
 use crate::pair::{self, Ends, Ready};
 use crate::process;
 
@@ -34,24 +34,25 @@ const RANKS: &str = "4";
 const BLOCKS: (&str, u64) = ("4096:200000", 200);
 
 /// Runs the tests that do not repeat.
-pub(super) fn prepare(tests: &mut Tests<'_>) -> Result<PathBuf> {
-    tests.count("ucx_info", lists_transports(tests.root));
-    compile_ring(tests.root)
+pub(super) fn prepare(tests: &mut Tests) -> Result<PathBuf> {
+    tests.count("ucx_info", lists_transports);
+    compile_ring(&tests.root)
 }
 
-pub(super) fn run(tests: &mut Tests<'_>, ring: &Result<PathBuf>) {
-    let root = tests.root;
+pub(super) fn run(tests: &mut Tests, ring: &Result<PathBuf>) {
     for test in DEVICE_ATOMIC {
         let exchange = Exchange { test, size: 8, sleeps: false };
-        tests.count(&format!("rc_verbs of the device {exchange:?}"), exchange.run_on(root, Layer::Device));
+        tests.count(&format!("rc_verbs of the device {exchange:?}"), |root| exchange.run_on(root, Layer::Device));
     }
     for transports in TRANSPORTS {
         for exchange in Exchange::all() {
-            tests.count(&format!("{transports} {exchange:?}"), exchange.run_on(root, Layer::Protocols(transports)));
+            tests.count(&format!("{transports} {exchange:?}"), |root| {
+                exchange.run_on(root, Layer::Protocols(transports))
+            });
         }
         let ring = ring.as_deref().map_err(|error| anyhow::anyhow!("{error:#}"));
-        tests.count(&format!("{transports} Open MPI"), ring.and_then(|ring| run_ring(root, ring, transports)));
-        tests.count(&format!("{transports} io_demo over rdmacm"), serve_blocks(root, transports));
+        tests.count(&format!("{transports} Open MPI"), |root| run_ring(root, ring?, transports));
+        tests.count(&format!("{transports} io_demo over rdmacm"), |root| serve_blocks(root, transports));
     }
 }
 
@@ -93,14 +94,14 @@ impl Exchange {
     }
 
     fn run_on(self, root: &Root, layer: Layer<'_>) -> Result<()> {
-        let (traffic, port) = (Traffic::new(root)?, pair::free_port()?);
+        let (watch, port) = (Watch::new(root)?, pair::free_port()?);
         let end = || -> Result<Command> {
             let mut command = root.command("ucx_perftest")?;
             match layer {
                 Layer::Protocols(transports) => over(&mut command, transports),
                 Layer::Device => _ = command.args(["-d", "soft0:1", "-x", "rc_verbs"]),
             }
-            traffic.of(&mut command);
+            watch.of(&mut command);
             command.args(["-t", self.test, "-s", &self.size.to_string(), "-n", &ITERATIONS.to_string()]);
             command.args(["-w", "10", "-p", &port.to_string()]);
             if self.sleeps {
@@ -111,7 +112,7 @@ impl Exchange {
         let (server, mut client) = (end()?, end()?);
         client.arg("127.0.0.1");
         pair::output(Ready::Tcp(port), Ends::Itself, server, client)?;
-        traffic.check(2, self.size * ITERATIONS)
+        watch.check("ucx_perftest", 2, self.size * ITERATIONS)
     }
 }
 
@@ -132,10 +133,10 @@ fn compile_ring(root: &Root) -> Result<PathBuf> {
 }
 
 fn run_ring(root: &Root, ring: &Path, transports: &str) -> Result<()> {
-    let traffic = Traffic::new(root)?;
+    let watch = Watch::new(root)?;
     let mut command = root.command("orterun")?;
     over(&mut command, transports);
-    traffic.of(&mut command);
+    watch.of(&mut command);
     // `isolated` starts no processes on other hosts, so ssh is not needed.
     command.args([
         "--oversubscribe",
@@ -158,17 +159,17 @@ fn run_ring(root: &Root, ring: &Path, transports: &str) -> Result<()> {
         bail!("the ranks do not agree:\n{text}");
     }
     // Each rank forwards 1 MiB three times.
-    traffic.check(4, 3 << 20)
+    watch.check("orterun", 4, 3 << 20)
 }
 
 /// Reads and writes blocks of a service to which UCX connects by address, and verifies them.
 fn serve_blocks(root: &Root, transports: &str) -> Result<()> {
-    let (traffic, port) = (Traffic::new(root)?, pair::free_port()?);
+    let (watch, port) = (Watch::new(root)?, pair::free_port()?);
     let (sizes, count) = BLOCKS;
     let end = || -> Result<Command> {
         let mut command = root.command("io_demo")?;
         over(&mut command, transports);
-        traffic.of(&mut command);
+        watch.of(&mut command);
         command.env("UCX_SOCKADDR_TLS_PRIORITY", "rdmacm").args(["-q", "-d", sizes, "-p", &port.to_string()]);
         Ok(command)
     };
@@ -176,5 +177,5 @@ fn serve_blocks(root: &Root, transports: &str) -> Result<()> {
     client.args(["-o", "read,write", "-i", &count.to_string(), "127.0.0.1"]);
     let [_, said] = pair::output(Ready::Soft(&format!("/{port}/")), Ends::Killed, server, client)?;
     ensure!(said.iter().any(|line| line.contains("exit with status 'OK'")), "{}", said.join("\n"));
-    traffic.check(1, count * 4096 / 2)
+    watch.check("io_demo", 1, count * 4096 / 2)
 }
