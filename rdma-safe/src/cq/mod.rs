@@ -277,6 +277,7 @@ impl Shared {
 
 impl Shared {
     /// Whether this thread holds the lock that `ibv_destroy_qp` and a reset take on some providers.
+    #[inline(always)]
     pub(crate) fn is_polled_by_this_thread(&self) -> bool {
         self.polling.load(Ordering::Relaxed) & !DEFERRED == this_thread()
     }

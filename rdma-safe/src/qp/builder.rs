@@ -289,8 +289,9 @@ impl<'a> QueuePairBuilder<'a> {
         let Created { raw, capacity, id } = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
-        let cqs = [self.send_cq.shared().clone(), self.recv_cq.shared().clone()];
-        let parents = Parents::new(Home::Domain(self.pd.clone()), Some(cqs), self.srq.clone());
+        let (send_cq, recv_cq) = (self.send_cq.shared(), self.recv_cq.shared());
+        let cqs = [Some(Arc::clone(send_cq)), (!Arc::ptr_eq(send_cq, recv_cq)).then(|| Arc::clone(recv_cq))];
+        let parents = Parents::new(Home::Domain(self.pd.clone()), cqs, self.srq.clone());
         let shared = Arc::new(Shared {
             // SAFETY: the queue pair was created in or adopted with these parents. Its two queues, and its flows and
             // memory windows, hold an `Arc` of this.

@@ -75,8 +75,8 @@ pub(crate) struct Shared {
 
 struct Parents {
     home: Home,
-    // Completion queues must outlive the queue pairs that complete to them.
-    cqs: Option<[Arc<cq::Shared>; 2]>,
+    // Completion queues must outlive the queue pairs that complete to them. The second is `None` if it is the first.
+    cqs: [Option<Arc<cq::Shared>>; 2],
     // The shared receive queue must outlive the queue pairs that take receives from it.
     srq: Option<Arc<srq::Shared>>,
     /// Locked during `ibv_query_qp`, which writes to the C object.
@@ -492,7 +492,8 @@ impl Shared {
 }
 
 impl Parents {
-    fn new(home: Home, cqs: Option<[Arc<cq::Shared>; 2]>, srq: Option<Arc<srq::Shared>>) -> Self {
+    #[inline(always)]
+    fn new(home: Home, cqs: [Option<Arc<cq::Shared>>; 2], srq: Option<Arc<srq::Shared>>) -> Self {
         Parents { home, cqs, srq, extras: Mutex::default() }
     }
 

@@ -95,7 +95,7 @@ impl XrcTarget {
     unsafe fn new(domain: &XrcDomain, raw: NonNull<ibv_qp>, id: QpId, state: QueuePairState) -> Self {
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
-        let parents = Parents::new(Home::Xrc(domain.clone()), None, None);
+        let parents = Parents::new(Home::Xrc(domain.clone()), [None, None], None);
         let shared = Shared {
             // SAFETY: the caller's contract; nothing is created from it.
             object: unsafe { Object::new(raw, parents) },
