@@ -26,5 +26,5 @@ fn queues(cq: *mut ibv_cq, qp: *mut ibv_qp) {
 fn memory(mr: *mut ibv_mr, bytes: NonNull<u8>) {
     make::<_, RawMemoryRegion>(mr); //~ E0308
     make::<_, ExposedRegion>(mr); //~ E0308
-    make::<_, Buffer>(bytes); //~ E0308
+    make::<_, Buffer>(bytes); //~ E0277
 }

@@ -69,9 +69,12 @@ macro_rules! batches {
                     return FAILED;
                 }
                 for buffer in &mut owned.buffers {
-                    let Ok(Some(done)) = owned.endpoint.poll() else { return FAILED };
-                    sum += read_send(&done);
-                    *buffer = done.buffer;
+                    let back = owned.endpoint.poll_with(|done| {
+                        sum += read_send(&done);
+                        done.buffer
+                    });
+                    let Ok(Some(back)) = back else { return FAILED };
+                    *buffer = back;
                 }
             }
             sum

@@ -33,7 +33,7 @@ pub struct Batch<'e> {
     gates_before: Gates,
     poisoned: &'e mut bool,
     max_unsignaled: u32,
-    max_message: u32,
+    pub(super) max_message: u32,
     datagrams: Option<&'e mut DatagramSlots>,
 }
 
@@ -110,10 +110,15 @@ impl Batch<'_> {
         imm: Option<u32>,
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        let wr = self.prepare(verb, buffer.len(), buffer.capacity(), flags)?;
-        if !buffer.is_of(self.pd) {
+        // A buffer with this gate belongs to the domain, and is not too long for a message.
+        let max_message = if buffer.gate() == self.gates_before.send {
+            u32::MAX
+        } else if buffer.is_of(self.pd) {
+            self.max_message
+        } else {
             return Err(PostError::ForeignBuffer);
-        }
+        };
+        let wr = self.prepare(verb, buffer.len(), buffer.capacity(), max_message, flags)?;
         let sge = verb.sge(buffer);
         // SAFETY: the memory belongs to the buffer alone, which the caller moves into the ring before anything else
         // happens. It stays there until the work has completed, the queue pair is destroyed, or, if the batch is not
@@ -132,7 +137,7 @@ impl Batch<'_> {
         imm: Option<u32>,
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        let wr = self.prepare(verb, bytes.len(), bytes.len(), flags)?;
+        let wr = self.prepare(verb, bytes.len(), bytes.len(), self.max_message, flags)?;
         // SAFETY: the bytes are copied during the call. For the peer's memory, see `try_add_buffer`.
         unsafe { add_inline(&mut self.raw, wr, verb, imm, Inline(bytes)) }
     }
@@ -198,7 +203,7 @@ impl Batch<'_> {
                 (list.byte_len(), list.byte_len())
             }
         };
-        let wr = self.prepare(&work.verb, len, capacity, work.flags)?;
+        let wr = self.prepare(&work.verb, len, capacity, self.max_message, work.flags)?;
         let to = peer.target();
         // SAFETY: for memory, see `try_add_buffer`. The address handle stays in its slot until the next send in that
         // slot, which follows the completion of this one, or until the queue pair is destroyed.
@@ -221,12 +226,13 @@ impl Batch<'_> {
         verb: &Verb,
         len: usize,
         capacity: usize,
+        max_message: u32,
         flags: SendFlags,
     ) -> Result<WorkRequest, PostError> {
         if self.sends.next_sequence() >= self.limit {
             return Err(self.sends.full_error(self.qp.number()));
         }
-        verb.check(len, capacity, self.max_message)?;
+        verb.check(len, capacity, max_message)?;
         let flags = if self.is_signaled(flags) { flags | SendFlags::SIGNALED } else { flags };
         Ok(WorkRequest::new(self.sends.next_sequence()).with_flags(flags))
     }

@@ -89,7 +89,7 @@ impl Batch<'_> {
         flags: SendFlags,
     ) -> Result<(), PostError> {
         let len = list.byte_len();
-        let wr = self.prepare(verb, len, len, flags)?;
+        let wr = self.prepare(verb, len, len, self.max_message, flags)?;
         self.check_list(verb, list)?;
         // SAFETY: as in `try_add_buffer`. Shared memory is only read, since `check_list` has passed. Buffers have no other owner,
         // and exposed memory is never borrowed.

@@ -78,10 +78,10 @@ const LIMITS: &[Limit] = &[
     },
 ];
 
-/// Absolute limits of loops that are not compared with C.
+/// Absolute limits of loops that are not compared with C. They prevent regressions: lower them with every improvement.
 ///
-/// These loops check the interface of an object on each call, while the handles of the raw API check it once before the
-/// loop. The limits prevent regressions: lower them with every improvement.
+/// The loops `any` check the interface of an object on each call, while the handles of the raw API check it once before the
+/// loop.
 const CEILINGS: &[Ceiling] = &[
     Ceiling { variant: "any", row: "ex1", at_most: 93.0 },
     Ceiling { variant: "any", row: "ex16", at_most: 37.62 },
@@ -89,6 +89,9 @@ const CEILINGS: &[Ceiling] = &[
     Ceiling { variant: "any", row: "cl16", at_most: 44.88 },
     Ceiling { variant: "any", row: "em_ex", at_most: 14.0 },
     Ceiling { variant: "any", row: "em_cl", at_most: 18.0 },
+    // The goal is C + 25.
+    Ceiling { variant: "owned", row: "send_ex16", at_most: 93.93 },
+    Ceiling { variant: "owned", row: "send_cl16", at_most: 97.56 },
 ];
 
 struct Ceiling {
