@@ -90,7 +90,7 @@ impl<B> Bins<B> {
     /// Adds free blocks of `class` as far as there is room, and returns the others.
     pub(crate) fn fill(&mut self, heap: usize, class: usize, mut blocks: Vec<B>) -> Vec<B> {
         let List { blocks: list, .. } = &mut self.lists[heap][class];
-        list.reserve_exact(limit(class) - list.len());
+        list.reserve_exact(limit(class).saturating_sub(list.len()));
         let room = (list.capacity() - list.len()).min(blocks.len());
         list.extend(blocks.drain(..room));
         blocks
@@ -99,7 +99,7 @@ impl<B> Bins<B> {
     /// Makes room in a list for the next blocks: gives it its capacity, or removes the half that was used least recently.
     pub(crate) fn make_room(&mut self, heap: usize, class: usize) -> Vec<B> {
         let List { blocks, .. } = &mut self.lists[heap][class];
-        blocks.reserve_exact(limit(class) - blocks.len());
+        blocks.reserve_exact(limit(class).saturating_sub(blocks.len()));
         blocks.drain(..blocks.len().div_ceil(2)).collect()
     }
 
