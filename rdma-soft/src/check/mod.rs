@@ -14,6 +14,7 @@ mod options;
 mod queues;
 mod regions;
 mod report;
+mod threads;
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -31,6 +32,7 @@ pub use options::{Options, OptionsError};
 pub(crate) use regions::{Attempt, Registered};
 pub use report::{Region, Report};
 
+use crate::transport::Time;
 use flight::Flights;
 use queues::Queues;
 use regions::Regions;
@@ -141,6 +143,11 @@ impl Session {
         }
         *checker = Some(Checker::new(options, true));
         ACTIVE.store(true, Ordering::Release);
+        drop(checker);
+        // The device's thread may sleep without a deadline. It now looks for completions that nobody takes.
+        if let Some(device) = crate::device::existing() {
+            device.server.wake_before(Time(0));
+        }
         Ok(Session { _private: () })
     }
 

@@ -1,8 +1,10 @@
 //! Completion queues, signaled work and events.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use super::{Checker, Kind, Report};
+use super::{Checker, Kind, Report, threads};
+use crate::transport::Time;
 
 /// Counts of work and of sleeping threads.
 #[derive(Default)]
@@ -13,7 +15,21 @@ pub(super) struct Queues {
     unsignaled: BTreeMap<u32, u32>,
     /// Threads that sleep, by completion channel.
     sleepers: BTreeMap<u32, u32>,
+    /// Completions that wait although no event will report them, by completion channel.
+    stalls: BTreeMap<u32, Stall>,
 }
+
+/// Completions that nobody takes.
+#[derive(Clone, Copy)]
+struct Stall {
+    cq: u32,
+    /// Number of completions that were taken from the queue before.
+    taken: u64,
+    since: Time,
+}
+
+/// Time after which completions that nobody takes are reported, if all threads sleep.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Queues {
     pub(super) fn send_posted(&mut self, qp: u32, cq: Option<u32>) {
@@ -84,6 +100,26 @@ impl Checker {
     /// Whether a thread sleeps on a completion channel.
     pub(crate) fn has_sleeper(&self, channel: u32) -> bool {
         self.queues.sleepers.get(&channel).is_some_and(|sleepers| *sleepers > 0)
+    }
+
+    /// Notes the completions of a channel that no event will report, as a queue, their number, and the number that was taken
+    /// before. Reports them if nobody has taken any for a second, and all threads of the program sleep.
+    pub(crate) fn watch_stall(&mut self, channel: u32, found: Option<(u32, usize, u64)>, now: Time) {
+        let Some((cq, waiting, taken)) = found else {
+            self.queues.stalls.remove(&channel);
+            return;
+        };
+        let stall = self.queues.stalls.entry(channel).or_insert(Stall { cq, taken, since: now });
+        if (stall.cq, stall.taken) != (cq, taken) {
+            *stall = Stall { cq, taken, since: now };
+        }
+        if now >= stall.since + PATIENCE && self.is_new(Kind::LostWakeup, cq.into()) && threads::all_others_sleep() {
+            let text = format!(
+                "{waiting} completions have waited for a second in completion queue {cq}, all threads of the program sleep, and no \
+                 queue of the channel is armed: arm it, and poll once more before sleeping"
+            );
+            self.report_once(Kind::LostWakeup, cq.into(), || Report::new(Kind::LostWakeup, text));
+        }
     }
 
     /// Reports a thread that no event will wake.

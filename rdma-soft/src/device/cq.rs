@@ -48,6 +48,8 @@ struct Entries {
     queue: VecDeque<Entry>,
     capacity: usize,
     armed: Option<Armed>,
+    /// Number of completions that were taken.
+    taken: u64,
 }
 
 struct Entry {
@@ -70,7 +72,7 @@ impl Completions {
     pub(crate) fn new(capacity: usize) -> Completions {
         // Few programs leave more completions than this in a large queue.
         let queue = VecDeque::with_capacity(capacity.min(1024));
-        let state = Mutex::new(Entries { queue, capacity, armed: None });
+        let state = Mutex::new(Entries { queue, capacity, armed: None, taken: 0 });
         Completions { state, len: AtomicUsize::new(0), has_overrun: AtomicBool::new(false) }
     }
 
@@ -96,6 +98,7 @@ impl Completions {
         let mut state = self.lock();
         let count = most.min(state.queue.len());
         state.queue.drain(..count).for_each(|entry| each(entry.wc));
+        state.taken += count as u64;
         self.len.store(state.queue.len(), Ordering::Release);
         Ok(count)
     }
@@ -119,6 +122,11 @@ impl Completions {
     pub(crate) fn usage(&self) -> (usize, usize) {
         let state = self.lock();
         (state.queue.len(), state.capacity)
+    }
+
+    /// Number of completions that were taken.
+    pub(crate) fn taken(&self) -> u64 {
+        self.lock().taken
     }
 
     /// Whether the next completion, or the next solicited one, raises an event.

@@ -95,7 +95,7 @@ pub(crate) fn device() -> Option<&'static Device> {
 }
 
 /// Returns the device of this process if it was created.
-pub(super) fn existing() -> Option<&'static Device> {
+pub(crate) fn existing() -> Option<&'static Device> {
     DEVICE.get()?.as_ref().ok()
 }
 

@@ -11,7 +11,7 @@ use super::qp::Qp;
 use super::queues::{Receive, ReceiveQueue, Task};
 use super::slab::Slab;
 use crate::check::{self, Attempt, Element, Owner, Posted};
-use crate::transport::{Access, Place, Request};
+use crate::transport::{Access, Place, Request, Time};
 use crate::wire::RemoteRange;
 
 /// Name of an operation in reports.
@@ -215,6 +215,19 @@ pub(super) fn completed(shared: &Shared, cq: u32) {
             if let Some((number, waiting)) = unreported(shared, channel) {
                 check.lost_wakeup(number, waiting);
             }
+        }
+    });
+}
+
+/// Looks for completions that nobody takes and no event reports.
+pub(super) fn watch_stalls(shared: &Shared, now: Time) {
+    check::with(|check| {
+        for (channel, _) in shared.events.channels.iter() {
+            let found = unreported(shared, channel).and_then(|(number, waiting)| {
+                let taken = shared.cqs.get(number)?.completions.taken();
+                Some((number, waiting, taken))
+            });
+            check.watch_stall(channel, found, now);
         }
     });
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::ack_delay::ACK_DELAY;
 use super::core::{Core, Sources};
 use super::lock::Device;
+use super::observe;
 use super::schedule;
 use super::signal::Signal;
 use crate::check;
@@ -31,6 +32,9 @@ const CHECKED: u32 = 4;
 
 /// First and longest time for which polls are ignored after a program has stopped polling without arming. The time doubles.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
+
+/// Time between two looks for completions that nobody takes, if the checker is active.
+const WATCH: Duration = Duration::from_millis(250);
 
 /// The first and the last nap after a packet that raised no event. Each nap is twice as long as the one before.
 ///
@@ -393,6 +397,10 @@ pub(super) fn serve(device: &Device) {
         }
         wait_set.fill(&core, wake);
         let mut deadline = core.wake_at();
+        if check::is_active() {
+            observe::watch_stalls(&core.state.shared, now);
+            deadline = deadline.into_iter().chain([now + WATCH]).min();
+        }
         if nap < NAPS.1 {
             deadline = deadline.into_iter().chain([now + nap]).min();
             nap *= 2;

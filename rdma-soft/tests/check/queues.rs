@@ -95,6 +95,28 @@ fn a_thread_that_sleeps_while_completions_wait_is_reported() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
+fn threads_that_sleep_otherwise_are_reported_after_a_second() {
+    let world = World::new();
+    // SAFETY: the channel exists.
+    let fd = unsafe { (*world.channel).fd };
+    world.receive(1, EMPTY);
+    world.send(7, EMPTY);
+    assert_eq!(world.sent(), IBV_WC_SUCCESS);
+    let sleeper = std::thread::spawn(move || {
+        let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid structure.
+        assert_eq!(unsafe { libc::poll(&mut wanted, 1, -1) }, 1);
+    });
+    let report = world.wait_for_report(Kind::LostWakeup);
+    assert!(report.to_string().contains("all threads of the program sleep"), "{report}");
+    // SAFETY: the queue exists. It has a completion, so the event is raised at once.
+    assert_eq!(unsafe { ibv_req_notify_cq(world.recv_cq, 0) }, 0);
+    sleeper.join().unwrap();
+    assert_eq!(world.reports(), []);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_thread_that_sleeps_after_arming_is_not_reported() {
     let world = World::new();
     let (channel, cq) = (world.channel, world.recv_cq);
