@@ -195,7 +195,7 @@ impl Checker {
             let qp = of.qp.map(|qp| format!(" of queue pair {qp:#x}")).unwrap_or_default();
             format!("the {with}{qp} with wr_id {:#x}, which has not completed", of.wr_id.unwrap_or(0))
         };
-        let text = format!("a {name} uses the same memory as {same}");
+        let text = format!("{} uses the same memory as {same}", with_article(name));
         let mut report = flights.report(id, Kind::Overlap, text);
         report.memory = Some((start, len));
         report.region = self.regions.region(element.key);
@@ -233,15 +233,16 @@ impl Checker {
 
     fn report_change_of(&mut self, user: u64, range: (u64, u64), at: u64) {
         let Some(Work { posted, .. }) = self.flights.works.get(&user) else { return };
-        let (kind, name) = (if posted.is_written { Kind::ReceiveWritten } else { Kind::SendChanged }, posted.name);
+        let (kind, name) =
+            (if posted.is_written { Kind::ReceiveWritten } else { Kind::SendChanged }, with_article(posted.name));
         let key = posted.elements.iter().find(|element| (element.address, element.end()) == range);
         let region = key.and_then(|element| self.regions.region(element.key));
         let offset = at - range.0;
         let text = match kind {
             Kind::SendChanged => format!(
-                "the program changed byte {offset} of the data of a {name} before its completion, so the peer may get either value"
+                "the program changed byte {offset} of the data of {name} before its completion, so the peer may get either value"
             ),
-            _ => format!("the program wrote byte {offset} of the memory of a {name} that has not completed"),
+            _ => format!("the program wrote byte {offset} of the memory of {name} that has not completed"),
         };
         let mut report = self.flights.report(user, kind, text);
         report.memory = Some((at, range.1 - at));
@@ -366,8 +367,8 @@ impl Checker {
         let oldest = self.flights.works.iter().filter(|(_, work)| uses(work)).map(|(id, _)| *id).min();
         let Some(id) = oldest else { return };
         let count = self.flights.works.values().filter(|work| uses(work)).count();
-        let name = self.flights.name(id);
-        let text = format!("a region was {change} while {count} work requests in flight use it, the oldest a {name}");
+        let name = with_article(self.flights.name(id));
+        let text = format!("a region was {change} while {count} work requests in flight use it, the oldest {name}");
         let mut report = self.flights.report(id, Kind::Deregistered, text);
         report.region = self.regions.region(key);
         let of_key = |work: &Work| work.posted.elements.iter().find(|element| element.key == key).copied();
@@ -380,8 +381,8 @@ impl Checker {
         let end = address.saturating_add(len);
         let Some(range) = self.flights.overlapping(address, end).next() else { return };
         let Some(user) = self.flights.user(range) else { return };
-        let name = self.flights.name(user);
-        let text = format!("the program called {function} for memory of a {name} that has not completed");
+        let name = with_article(self.flights.name(user));
+        let text = format!("the program called {function} for memory of {name} that has not completed");
         let mut report = self.flights.report(user, Kind::Unmapped, text);
         report.memory = Some((address, len));
         report.region = self.regions.containing(range.0);
@@ -393,7 +394,9 @@ impl Checker {
         let found = self.flights.overlapping(address, address + len).next();
         let user = found.and_then(|range| self.flights.user(range));
         let text = match user {
-            Some(user) => format!("memory of a {} was unmapped before its completion", self.flights.name(user)),
+            Some(user) => {
+                format!("memory of {} was unmapped before its completion", with_article(self.flights.name(user)))
+            }
             None => "registered memory was unmapped, and the peer accesses it".to_owned(),
         };
         let mut report = match user {
@@ -404,5 +407,21 @@ impl Checker {
         report.memory = Some((address, len));
         report.region = self.regions.containing(address);
         self.report(report);
+    }
+}
+
+/// The name of an operation after "a" or "an".
+fn with_article(name: &str) -> String {
+    let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_article;
+
+    #[test]
+    fn an_operation_has_its_article() {
+        assert_eq!(["read", "atomic operation"].map(with_article), ["a read", "an atomic operation"]);
     }
 }

@@ -88,8 +88,20 @@ const LIBRDMACM: [Case; 12] = [
         .said("return status 0", "return status 0"),
 ];
 
+/// perftest, which exchanges addresses by TCP.
+const PERFTEST: [Case; 8] = [
+    Case::new("ib_send_bw -n 100 -p PORT", "ib_send_bw -n 100 -p PORT 127.0.0.1", 6_553_600),
+    Case::new("ib_send_lat -n 100 -p PORT", "ib_send_lat -n 100 -p PORT 127.0.0.1", 200),
+    Case::new("ib_write_bw -n 100 -p PORT", "ib_write_bw -n 100 -p PORT 127.0.0.1", 6_553_600),
+    Case::new("ib_write_lat -n 100 -p PORT", "ib_write_lat -n 100 -p PORT 127.0.0.1", 200),
+    Case::new("ib_read_bw -n 100 -p PORT", "ib_read_bw -n 100 -p PORT 127.0.0.1", 6_553_600),
+    Case::new("ib_read_lat -n 100 -p PORT", "ib_read_lat -n 100 -p PORT 127.0.0.1", 200),
+    Case::new("ib_atomic_bw -n 100 -p PORT", "ib_atomic_bw -n 100 -p PORT 127.0.0.1", 800),
+    Case::new("ib_atomic_lat -n 100 -p PORT", "ib_atomic_lat -n 100 -p PORT 127.0.0.1", 800),
+];
+
 /// With `-R` the control connection is made by address, and then the queue pairs.
-const PERFTEST: [Case; 9] = [
+const PERFTEST_BY_ADDRESS: [Case; 9] = [
     Case::new("ib_send_bw -R -n 100 -p PORT", "ib_send_bw -R -n 100 -p PORT 127.0.0.1", 6_553_600),
     Case::new("ib_send_bw -R -q 4 -n 100 -p PORT", "ib_send_bw -R -q 4 -n 100 -p PORT 127.0.0.1", 26_214_400),
     Case::new("ib_send_lat -R -c UD -n 100 -p PORT", "ib_send_lat -R -c UD -n 100 -p PORT 127.0.0.1", 200),
@@ -140,8 +152,8 @@ const REFUSED: [(&str, &str); 6] = [
 ];
 
 pub(super) fn run(tests: &mut Tests) {
-    let by_tcp = LIBFABRIC.into_iter().chain(PINGPONG).map(|case| case.start(Start::ListensByTcp));
-    for case in LIBRDMACM.into_iter().chain(PERFTEST).chain(by_tcp) {
+    let by_tcp = LIBFABRIC.into_iter().chain(PINGPONG).chain(PERFTEST).map(|case| case.start(Start::ListensByTcp));
+    for case in LIBRDMACM.into_iter().chain(PERFTEST_BY_ADDRESS).chain(by_tcp) {
         tests.count(case.client, |root| case.run(root));
     }
     for (program, reason) in REFUSED {

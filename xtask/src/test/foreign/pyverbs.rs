@@ -77,5 +77,5 @@ fn run_module(root: &Root, directory: &Path, module: &str) -> Result<()> {
     command.env("PYTHONPATH", std::env::join_paths([&root.python_packages(), directory])?);
     command.arg(directory.join("run_tests.py")).args(["--dev", "soft0", "--gid", "0", module]);
     process::output(&mut command)?;
-    watch.check_reports("pyverbs")
+    watch.check_reports(&format!("pyverbs {module}"))
 }

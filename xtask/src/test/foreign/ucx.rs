@@ -112,7 +112,7 @@ impl Exchange {
         let (server, mut client) = (end()?, end()?);
         client.arg("127.0.0.1");
         pair::output(Ready::Tcp(port), Ends::Itself, server, client)?;
-        watch.check("ucx_perftest", 2, self.size * ITERATIONS)
+        watch.check(&format!("ucx_perftest {}", self.test), 2, self.size * ITERATIONS)
     }
 }
 

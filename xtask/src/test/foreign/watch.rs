@@ -34,18 +34,18 @@ impl Watch {
     }
 
     /// Checks that `processes` have reported counters, and that one of them has sent at least `bytes`. Then checks the reports.
-    pub(super) fn check(&self, program: &str, processes: usize, bytes: u64) -> Result<()> {
+    pub(super) fn check(&self, command: &str, processes: usize, bytes: u64) -> Result<()> {
         let text = fs::read_to_string(&self.counters)?;
         let sent: Vec<u64> = text.lines().filter_map(sent_bytes).collect();
         ensure!(sent.len() == processes, "counters of {processes} processes:\n{text}");
         ensure!(sent.iter().any(|sent| *sent >= bytes), "no process has sent {bytes} bytes over soft0:\n{text}");
-        self.check_reports(program)
+        self.check_reports(command)
     }
 
-    /// Checks that all reports of the checker are explained for a program, with whose name `program` begins.
-    pub(super) fn check_reports(&self, program: &str) -> Result<()> {
+    /// Checks that the checker has reported what is explained for a command, and nothing else.
+    pub(super) fn check_reports(&self, command: &str) -> Result<()> {
         match &self.reports {
-            Some(file) => explained::check(program, &fs::read_to_string(file)?),
+            Some(file) => explained::check(command, &fs::read_to_string(file)?),
             None => Ok(()),
         }
     }
