@@ -54,8 +54,8 @@ const EXPLAINED: &[Explained] = &[
     explained(
         &["ib_read_bw", "ib_atomic_bw"],
         "overlap",
-        Always,
-        "all reads and all results of atomic operations use the same memory, and the program does not look at them",
+        Sometimes,
+        "reads or atomic operations in flight at the same time write to the same memory. The program does not look at it",
     ),
     explained(
         &["ib_send_bw"],
@@ -129,8 +129,8 @@ const EXPLAINED: &[Explained] = &[
         &["ucx_perftest tag_lat", "ucx_perftest ucp_am_lat"],
         "receive-written",
         Always,
-        "the receives of UCX are longer than their elements of the pool, by the offset of a packet in an element. They reach \
-         into the next element, which UCX uses meanwhile. No message is this long",
+        "the receives of UCX are longer than their elements of the pool, by the offset of a packet in an element, before \
+         UCX 1.14. They reach into the next element, which UCX uses meanwhile. No message is this long",
     ),
     explained(
         &["ucx_perftest", "io_demo", "orterun"],
