@@ -114,6 +114,13 @@ const EXPLAINED: &[Explained] = &[
         "the last 40 bytes of a receive, for the header, are the first bytes of the buffer of sends",
     ),
     explained(
+        &["fi_pingpong verbs;ofi_rxd"],
+        "receiver-not-ready",
+        Sometimes,
+        "it repeats up to 128 datagrams after each millisecond without an acknowledgement. A peer that does not run then \
+         has 384 receives. Datagrams that find none are repeated",
+    ),
+    explained(
         &["fio"],
         "leaked",
         Always,
