@@ -211,7 +211,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         if let Some(found) = self.take_from_heaps(cache, budget, class)? {
             return Ok(found);
         }
-        // A second time if the caches had blocks: not for ever, because other threads may fill theirs again.
+        // Tried once more if the caches had blocks. Trying on might never end, because other threads refill theirs.
         let mut again = true;
         loop {
             let mut step = lock(&self.step);

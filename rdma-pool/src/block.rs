@@ -1,6 +1,6 @@
 //! What the allocator manages: parts of arenas, and where arenas come from.
 
-/// Where a block starts: its arena, and its address within the order of that arena.
+/// The start of a block: its arena, and its address.
 pub(crate) type Place = (usize, usize);
 
 /// A part of an arena with one owner.

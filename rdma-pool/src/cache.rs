@@ -96,7 +96,7 @@ impl<B> Bins<B> {
         blocks
     }
 
-    /// Makes room in a list for the next blocks: gives it its capacity, or removes the half that was used least recently.
+    /// Reserves the capacity of a list, and removes the half that was used least recently.
     pub(crate) fn make_room(&mut self, heap: usize, class: usize) -> Vec<B> {
         let List { blocks, .. } = &mut self.lists[heap][class];
         blocks.reserve_exact(limit(class).saturating_sub(blocks.len()));

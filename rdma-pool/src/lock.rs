@@ -52,7 +52,7 @@ impl<T> SpinLock<T> {
         SpinLock { locked: AtomicBool::new(false), value: Cell::new(value) }
     }
 
-    /// Locks unless it is locked, also by this thread.
+    /// Locks if it is free. Returns `None` if any thread has locked it, also this one.
     #[inline(always)]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         if self.locked.swap(true, Ordering::Acquire) {

@@ -117,7 +117,7 @@ impl Buffer {
         self.into_part().region
     }
 
-    /// Frees the buffer even if its memory [takes back](super::Backing::take_back) dropped buffers.
+    /// Frees the buffer even if its memory [takes back](super::Backing::take_back) dropped buffers. A pool loses it for good.
     pub fn free(self) {
         drop(self.into_part());
     }
@@ -169,7 +169,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Splits the buffer into parts of `size` bytes each. A shorter remainder is not used.
+    /// Splits the buffer into parts of `size` bytes each. A shorter remainder is dropped, as a part of its own: a pool gets it back.
     ///
     /// # Errors
     /// [`Error::PartSize`] when `size` is zero or exceeds the capacity.
@@ -178,10 +178,14 @@ impl Buffer {
             return Err(Error::PartSize { size, capacity: self.0.capacity });
         }
         let Part { address, capacity, region, .. } = *self.into_part();
-        // SAFETY: `index * size + size` is at most the capacity, so the part lies within this buffer. The parts do not
-        // overlap, and `self`, which could reach all of them, is consumed.
-        let part = |index: usize| Buffer::part(Arc::clone(&region), unsafe { address.add(index * size) }, size);
-        Ok((0..capacity / size).map(part).collect())
+        let count = capacity / size;
+        // SAFETY: callers pass parts within the capacity that do not overlap, and `self`, which could reach all of them, is
+        // consumed.
+        let part = |at: usize, len: usize| Buffer::part(Arc::clone(&region), unsafe { address.add(at) }, len);
+        if count * size < capacity {
+            drop(part(count * size, capacity - count * size));
+        }
+        Ok((0..count).map(|index| part(index * size, size)).collect())
     }
 
     /// Splits the buffer in two, at `at` bytes of its capacity.

@@ -98,7 +98,7 @@ impl Buffer {
             return Err(next);
         }
         let capacity = self.capacity() + next.capacity();
-        // `next` does not go to its home. Its bytes belong to this buffer.
+        // `next` is not returned to its pool. Its bytes belong to this buffer.
         drop(next.into_region());
         self.set_range(self.address_ptr(), capacity);
         Ok(())
