@@ -7,7 +7,9 @@ use crate::Budget;
 #[non_exhaustive]
 pub enum Error {
     /// All memory that the budget may use is in use, or earlier callers wait for it. Try again when buffers have been dropped.
-    #[error("the pool has no {len} bytes left for {budget}")]
+    ///
+    /// Once the pool is built, a limit of locked memory (`ulimit -l`) counts as this.
+    #[error("no block of {len} bytes is free for {budget}: drop buffers, or wait with get or get_async")]
     Exhausted {
         /// The budget.
         budget: Budget,
@@ -15,7 +17,10 @@ pub enum Error {
         len: usize,
     },
     /// The budget never has a buffer of this length.
-    #[error("a buffer of {len} bytes for {budget} exceeds {largest} bytes, the longest that the pool can give")]
+    #[error(
+        "{budget} can get at most {largest} bytes of the pool, and a buffer of {len} bytes takes a larger block: raise \
+         PoolBuilder::share or common"
+    )]
     TooLong {
         /// The budget.
         budget: Budget,
@@ -24,8 +29,8 @@ pub enum Error {
         /// The longest block in bytes.
         largest: usize,
     },
-    /// An arena could not be registered, for another reason than a limit of memory.
-    #[error("cannot register an arena of the pool")]
+    /// An arena could not be registered.
+    #[error("cannot register an arena of the pool: {0}")]
     Register(#[source] rdma_safe::Error),
 }
 

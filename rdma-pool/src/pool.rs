@@ -20,6 +20,8 @@ use crate::{Error, Result, class};
 type Buffers = Allocator<Buffer, Arenas>;
 
 /// The use of a buffer. Each has a share of the pool that the others cannot use.
+///
+/// A budget uses its share first, and then the common memory. The variants differ only in their shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Budget {
     /// Messages that keep a protocol going, such as credits and acknowledgements.
@@ -236,7 +238,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A future buffer. Made by [`Pool::get_async`].
+/// The future of [`Pool::get_async`]. Its output is a [`Buffer`], or [`Error::TooLong`] or [`Error::Register`], but never
+/// [`Error::Exhausted`].
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Get<'a> {
     pool: &'a Pool,

@@ -169,7 +169,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Splits the buffer into parts of `size` bytes each. A shorter remainder is dropped, as a part of its own: a pool gets it back.
+    /// Splits the buffer into parts of `size` bytes each. A shorter remainder is dropped, as a part of its own, so a pool gets it
+    /// back.
     ///
     /// # Errors
     /// [`Error::PartSize`] when `size` is zero or exceeds the capacity.

@@ -11,13 +11,16 @@ use crate::{Access, Error, ProtectionDomain, Result, Sge, bounds};
 
 /// Bytes that do not change, which [`ProtectionDomain::share`] registers.
 ///
-/// `Vec<u8>`, `Box<[u8]>`, `String`, `&'static [u8]` and an `Arc` of them or of `[u8]` implement it, and so do `bytes::Bytes`
+/// `Vec<u8>`, `Box<[u8]>`, `String`, `&'static [u8]`, `Arc<[u8]>` and `Arc<Vec<u8>>` implement it, and so do `bytes::Bytes`
 /// (feature `bytes`) and `memmap2::Mmap` (feature `memmap2`).
 ///
 /// # Safety
 ///
 /// For as long as the value exists, even if it is moved, `bytes` must return the same slice, and its bytes must stay initialised
 /// and unchanged. If dropping the value panics, the process may be aborted.
+#[diagnostic::on_unimplemented(
+    note = "`bytes::Bytes` needs the feature `bytes` of rdma-safe, `memmap2::Mmap` the feature `memmap2`"
+)]
 pub unsafe trait ReadOnly: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&self) -> &[u8];
