@@ -9,7 +9,7 @@ use crate::cache::{Bins, COMMON, Cache, HEAPS, limit};
 use crate::class;
 use crate::heap::{BINNED, Heap};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::waiter::{Queues, Waiter};
+use crate::waiter::{Queues, Waiter, wake_all};
 
 /// Number of budgets.
 pub(crate) const BUDGETS: usize = HEAPS - 1;
@@ -319,7 +319,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         });
         let missing = missing.map(class::size).filter(|len| heaps[COMMON].room() >= *len);
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
         missing
     }
 }
@@ -394,7 +394,8 @@ impl<B, S> Drop for Allocator<B, S> {
         // Threads may keep their caches for longer.
         for cache in lock(&self.state).caches.drain(..) {
             let blocks = cache.lock().close();
-            // Freeing a block takes it back first, which finds the cache closed.
+            // Freeing a block takes it back first. It finds this cache closed, or enters the cache of this thread, which this loop
+            // closes later.
             drop(blocks);
         }
     }

@@ -46,7 +46,7 @@ pub(crate) fn with_cache<R>(shared: &Shared, access: impl FnOnce(Option<&Cache>)
     if pool == shared.number {
         // SAFETY: `CURRENT` names a cache only while `OWNED` has it: both change together in `select` and in the destructor of
         // `OWNED`. During `access`, which may run code of wakers, `select` keeps the caches of existing pools, and `shared` is
-        // one. The destructor runs when the thread ends, not within a call of this function.
+        // one. The destructor runs when the thread ends. If `access` ends the process, it does not return.
         return access(Some(unsafe { &*cache }));
     }
     access(select(shared).as_deref())
@@ -90,8 +90,8 @@ fn select(shared: &Shared) -> Option<Arc<Cache>> {
             CURRENT.set((0, null()));
             entries.retain(|entry| entry.shared.strong_count() > 0);
             let cache = shared.allocator.cache();
-            CURRENT.set((shared.number, &raw const *cache));
             entries.push(Entry { pool: shared.number, cache: Arc::clone(&cache), shared: Weak::clone(&shared.this) });
+            CURRENT.set((shared.number, &raw const *cache));
             Some(cache)
         })
         .ok()?

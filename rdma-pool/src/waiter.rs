@@ -1,6 +1,7 @@
 //! Callers that wait for a block.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -46,7 +47,10 @@ impl<B> Waiter<B> {
         let mut slot = lock(&self.slot);
         let block = slot.block.take();
         if block.is_none() && !slot.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
-            slot.waker = Some(waker.clone());
+            let old = slot.waker.replace(waker.clone());
+            // The last reference to a task may drop a buffer, which is handed to this waiter.
+            drop(slot);
+            drop(old);
         }
         block
     }
@@ -63,6 +67,25 @@ impl<B> Waiter<B> {
             }
             slot = wait(&self.served, slot, deadline);
         }
+    }
+}
+
+/// Wakes tasks, also those after one whose waker panics.
+pub(crate) fn wake_all(wakers: Vec<Waker>) {
+    struct Rest(std::vec::IntoIter<Waker>);
+
+    impl Drop for Rest {
+        fn drop(&mut self) {
+            for waker in self.0.by_ref() {
+                // The first panic goes on.
+                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            }
+        }
+    }
+
+    let mut rest = Rest(wakers.into_iter());
+    for waker in rest.0.by_ref() {
+        waker.wake();
     }
 }
 

@@ -121,9 +121,9 @@ impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
             entries.counts.misses += 1;
             entries.reserve(bytes, self.limit).map_err(|pinned| Failed::Full { pinned })?
         };
-        drop(evicted);
-        // Also gives the bytes back if `make` panics.
+        // Also gives the bytes back if an evicted owner or `make` panics.
         let reservation = Reservation { of: self, bytes };
+        drop(evicted);
         loop {
             match make() {
                 Ok(value) => {

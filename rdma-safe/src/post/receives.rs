@@ -88,7 +88,7 @@ struct Single {
 
 // SAFETY: the C objects may be used from any thread (see `Context`); nothing else refers to the work requests.
 unsafe impl<Q: ReceiveQueue> Send for RecvChain<Q> {}
-// SAFETY: only immutable fields are read through a shared reference.
+// SAFETY: a shared reference reads immutable fields, and sets `block`, which is atomic, once.
 unsafe impl<Q: ReceiveQueue> Sync for RecvChain<Q> {}
 
 impl<Q: ReceiveQueue> RecvChain<Q> {
