@@ -39,16 +39,8 @@ impl Drop for Owned {
     }
 }
 
-/// Calls `access` with this thread's cache, or with none while the thread ends.
-#[inline(always)]
+/// Calls `access` with this thread's cache, or with none while the thread ends. `access` may run code of wakers.
 pub(crate) fn with_cache<R>(shared: &Shared, access: impl FnOnce(Option<&Cache>) -> R) -> R {
-    let (pool, cache) = CURRENT.get();
-    if pool == shared.number {
-        // SAFETY: `CURRENT` names a cache only while `OWNED` has it: both change together in `select` and in the destructor of
-        // `OWNED`. During `access`, which may run code of wakers, `select` keeps the caches of existing pools, and `shared` is
-        // one. The destructor runs when the thread ends. If `access` ends the process, it does not return.
-        return access(Some(unsafe { &*cache }));
-    }
     access(select(shared).as_deref())
 }
 
@@ -59,7 +51,8 @@ pub(crate) fn take(pool: usize, budget: usize, class: usize) -> Option<(Buffer, 
     if current != pool {
         return None;
     }
-    // SAFETY: `CURRENT` names a cache only while `OWNED` has it, as in `with_cache`. Nothing here calls `select`.
+    // SAFETY: `CURRENT` names a cache only while `OWNED` has it: `select` and the destructor of `OWNED` change both. Neither runs
+    // during this call, which runs no code of the user.
     take_cached(unsafe { &*cache }, budget, class)
 }
 
