@@ -1,17 +1,13 @@
 //! Asynchronous events.
 
 use core::ffi::c_int;
-use std::time::Duration;
 
 use rdma_sys::*;
 
 use super::context::context_number;
 use super::errors::set_errno;
-use crate::check;
+use crate::check::{self, PATIENCE};
 use crate::device::{Core, Device, Locked, device, wait};
-
-/// Time after which the checker reports a call that waits for an acknowledgement.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Waits for an asynchronous event, without a deadline unless the descriptor is non-blocking.
 pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
@@ -65,7 +61,7 @@ pub(crate) fn wait_until_acknowledged(object: usize) {
     });
 }
 
-/// Waits until no events are unacknowledged, and lets the checker report what takes long.
+/// Waits until all events are acknowledged. The checker reports a wait of more than a second.
 pub(crate) fn wait_for_acknowledgements<'a>(
     device: &'a Device,
     mut core: Locked<'a>,

@@ -23,6 +23,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub(crate) use exit::used_after_fork;
 pub(crate) use flight::{Element, Owner, Posted};
@@ -87,6 +88,9 @@ fn with_active<R>(run: impl FnOnce(&mut Checker) -> R) -> Option<R> {
     IS_INSIDE.set(false);
     result
 }
+
+/// Time after which something that waits is reported, if it might still end by itself.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Notes that the program is about to unmap or remap memory.
 ///

@@ -1,9 +1,8 @@
 //! Completion queues, signaled work and events.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use super::{Checker, Kind, Report, threads};
+use super::{Checker, Kind, PATIENCE, Report, threads};
 use crate::transport::Time;
 
 /// Counts of work and of sleeping threads.
@@ -27,9 +26,6 @@ struct Stall {
     taken: u64,
     since: Time,
 }
-
-/// Time after which completions that nobody takes are reported, if all threads sleep.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Queues {
     pub(super) fn send_posted(&mut self, qp: u32, cq: Option<u32>) {
@@ -114,18 +110,22 @@ impl Checker {
             *stall = Stall { cq, taken, since: now };
         }
         if now >= stall.since + PATIENCE && self.is_new(Kind::LostWakeup, cq.into()) && threads::all_others_sleep() {
-            let text = format!(
-                "{waiting} completions have waited for a second in completion queue {cq}, all threads of the program sleep, and no \
-                 queue of the channel is armed: arm it, and poll once more before sleeping"
+            self.lost_wakeup(
+                cq,
+                waiting,
+                "all threads of the program sleep, nobody has taken a completion for a second",
             );
-            self.report_once(Kind::LostWakeup, cq.into(), || Report::new(Kind::LostWakeup, text));
         }
     }
 
     /// Reports a thread that no event will wake.
-    pub(crate) fn lost_wakeup(&mut self, cq: u32, waiting: usize) {
+    pub(crate) fn thread_sleeps(&mut self, cq: u32, waiting: usize) {
+        self.lost_wakeup(cq, waiting, "a thread sleeps in ibv_get_cq_event");
+    }
+
+    fn lost_wakeup(&mut self, cq: u32, waiting: usize, who: &str) {
         let text = format!(
-            "a thread sleeps in ibv_get_cq_event, {waiting} completions wait in completion queue {cq}, and no queue of the \
+            "{who}, {waiting} completions wait in completion queue {cq}, and no queue of the \
              channel is armed: arm it, and poll once more before sleeping"
         );
         self.report_once(Kind::LostWakeup, cq.into(), || Report::new(Kind::LostWakeup, text));

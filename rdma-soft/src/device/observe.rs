@@ -213,7 +213,7 @@ pub(super) fn completed(shared: &Shared, cq: u32) {
         let channel = shared.cqs.get(cq).and_then(|cq| cq.channel);
         if let Some(channel) = channel.filter(|channel| check.has_sleeper(*channel)) {
             if let Some((number, waiting)) = unreported(shared, channel) {
-                check.lost_wakeup(number, waiting);
+                check.thread_sleeps(number, waiting);
             }
         }
     });
@@ -237,7 +237,7 @@ pub(crate) fn falls_asleep(shared: &Shared, channel: u32) {
     check::with(|check| {
         check.sleeps(channel, true);
         if let Some((number, waiting)) = unreported(shared, channel) {
-            check.lost_wakeup(number, waiting);
+            check.thread_sleeps(number, waiting);
         }
     });
 }

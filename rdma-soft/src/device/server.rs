@@ -365,6 +365,7 @@ pub(super) fn serve(device: &Device) {
     let mut nap = NAPS.1;
     let mut is_first = true;
     let mut is_direct = false;
+    let mut watch_at = Time(0);
     loop {
         #[cfg(miri)]
         if super::server_of_miri::is_ending() {
@@ -398,8 +399,11 @@ pub(super) fn serve(device: &Device) {
         wait_set.fill(&core, wake);
         let mut deadline = core.wake_at();
         if check::is_active() {
-            observe::watch_stalls(&core.state.shared, now);
-            deadline = deadline.into_iter().chain([now + WATCH]).min();
+            if now >= watch_at {
+                observe::watch_stalls(&core.state.shared, now);
+                watch_at = now + WATCH;
+            }
+            deadline = deadline.into_iter().chain([watch_at]).min();
         }
         if nap < NAPS.1 {
             deadline = deadline.into_iter().chain([now + nap]).min();
