@@ -19,7 +19,7 @@ pub enum Error {
     /// The budget never has a buffer of this length.
     #[error(
         "{budget} can get at most {largest} bytes of the pool, and a buffer of {len} bytes takes a larger block: raise \
-         PoolBuilder::share or common"
+         PoolBuilder::share or common, which give blocks of at most 64 MiB"
     )]
     TooLong {
         /// The budget.

@@ -45,6 +45,11 @@
 //! Each thread keeps some free blocks of up to 64 KiB for itself: at most 64 blocks or 64 KiB of one size and budget.
 //! They go back when the thread ends. When a budget is exhausted, the caches of all threads are emptied first, so a block
 //! in the cache of an idle thread reaches a caller that needs it.
+//!
+//! # After a fork
+//!
+//! A child of `fork(2)` must not drop pools or their buffers while the parent has other threads that use them: it would wait for a
+//! lock that one of them held at the fork. End the child by `_exit(2)`, or execute a program.
 
 #![deny(missing_docs)]
 

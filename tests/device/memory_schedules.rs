@@ -21,7 +21,7 @@ const STEPS: u64 = 40;
 const SOURCES: usize = 3;
 /// Largest message in bytes.
 const LEN: u64 = 3000;
-/// Bytes of the memory that receives, which is cut into parts of `LEN` bytes or more.
+/// Bytes of the memory for receives, from which a part is cut for each message.
 const RECEIVES: usize = 40_000;
 /// Messages in flight.
 const DEPTH: usize = 8;
@@ -220,7 +220,7 @@ impl Schedule {
         }
     }
 
-    /// Joins what is free of the memory for receives. If that is all, takes it back and registers it again.
+    /// Joins the free parts of the memory for receives. If none is missing, takes the memory back and registers it again.
     fn join(&mut self) {
         match Buffer::join_all(self.receives.drain(..)) {
             Ok(whole) if whole.capacity() == RECEIVES => {

@@ -83,6 +83,9 @@ pub unsafe trait Backing: Send + 'static {
     }
 
     /// Called with each dropped buffer of this memory, or part of one. By default frees it.
+    ///
+    /// Any thread may call it: while it polls a completion queue, ends or panics, and in a forked child. Do not wait in it. If it
+    /// panics, the process may be aborted.
     fn take_back(buffer: Returned<Self>)
     where
         Self: Sized,

@@ -99,7 +99,7 @@ impl<M: Backing> Returned<M> {
 }
 
 impl<M> From<Returned<M>> for Buffer {
-    /// The buffer as it was before it was dropped.
+    /// The buffer as it was before it was dropped, except for its length.
     #[inline(always)]
     fn from(returned: Returned<M>) -> Buffer {
         Buffer::from_part(returned.part)

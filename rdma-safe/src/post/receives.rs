@@ -161,7 +161,7 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
     #[inline(always)]
     pub(crate) unsafe fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         let single = *self.block.get_mut();
-        // SAFETY: this is a chain of one work request. The caller vouches for its memory.
+        // SAFETY: the chain is allocated, and starts with one work request that ends there. The caller vouches for its memory.
         unsafe {
             (*single).wr.wr_id = wr_id;
             (*single).sge = sge.to_raw();

@@ -94,14 +94,15 @@ impl RecvState {
     /// See [`RecvBatch`]. It was [ready](RecvState::is_ready) before.
     #[inline(always)]
     pub(crate) unsafe fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
-        // SAFETY: the chain was allocated before the queue became ready. The rest is the caller's contract.
+        // SAFETY: the chain was allocated before the queue became ready. `&mut self` comes after all calls of `set_state`. The rest
+        // is the caller's contract.
         unsafe { self.chain.post_one(wr_id, sge) }
     }
 
     #[inline(always)]
     pub(crate) fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.check_state()?;
-        // SAFETY: the chain was allocated before the queue became ready.
+        // SAFETY: the chain was allocated before the queue became ready, as in `post_one`.
         Ok(unsafe { self.chain.batch() })
     }
 

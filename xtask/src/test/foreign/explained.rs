@@ -11,7 +11,7 @@ struct Explained {
     programs: &'static [&'static str],
     kind: &'static str,
     appears: Appears,
-    /// As in docs/soft.md.
+    /// The explanation, as docs/soft.md gives it.
     reason: &'static str,
 }
 

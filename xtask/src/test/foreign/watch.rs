@@ -42,7 +42,7 @@ impl Watch {
         self.check_reports(command)
     }
 
-    /// Checks that the checker has reported what is explained for a command, and nothing else.
+    /// Compares the reports of the checker with those that are explained for a command.
     pub(super) fn check_reports(&self, command: &str) -> Result<()> {
         match &self.reports {
             Some(file) => explained::check(command, &fs::read_to_string(file)?),
