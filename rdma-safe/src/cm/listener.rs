@@ -12,6 +12,7 @@ use super::devices::{Devices, require_device};
 use super::handshake::Handshake;
 use super::side::Side;
 use super::{Address, CmError, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace, SetConnection};
+use crate::endpoint::EndpointMut;
 use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDomain, Result};
 
 /// Listens at an address for connections.
@@ -274,7 +275,8 @@ impl Request {
 
     /// Accepts with an endpoint in `set` and at most 196 bytes of private data, and waits for the confirmation.
     ///
-    /// Build the endpoint with a receive pool: other receives cannot be posted before the first message arrives.
+    /// Build the endpoint with a receive pool, or use [`Request::start_accept_in_with`]: other receives cannot be posted before
+    /// the first message arrives.
     ///
     /// # Errors
     /// Like [`Request::prepare`] and [`PreparedRequest::accept`]; the errors of
@@ -302,8 +304,23 @@ impl Request {
         set: &mut EndpointSet,
         private_data: &[u8],
     ) -> Result<Handshake<SetConnection>> {
+        self.start_accept_in_with(builder, set, private_data, |_| Ok(()))
+    }
+
+    /// Like [`Request::start_accept_in`], but calls `prepare` before the peer can send, to post receives.
+    ///
+    /// # Errors
+    /// Like [`Request::start_accept_in`]; the errors of `prepare`.
+    pub fn start_accept_in_with(
+        self,
+        builder: EndpointBuilder<'_>,
+        set: &mut EndpointSet,
+        private_data: &[u8],
+        prepare: impl FnOnce(&mut EndpointMut<'_>) -> Result<()>,
+    ) -> Result<Handshake<SetConnection>> {
         let Request { side, asked, timeout, .. } = self;
         SetConnection::start(side, Step::Accept, timeout, builder, set, |side, endpoint| {
+            prepare(endpoint)?;
             side.accept(endpoint, &asked, private_data).map(|()| asked.private_data)
         })
     }

@@ -17,7 +17,12 @@ pub struct WorkId(pub(super) u64);
 pub(super) const RECEIVE: u64 = 1 << 63;
 
 impl WorkId {
-    fn sequence(self) -> u64 {
+    /// The number of the work: consecutive for the sends of one endpoint, and for its receives unless a pool has them.
+    ///
+    /// Receives of a [`ReceivePool`](crate::ReceivePool) have the number of their ticket instead.
+    #[must_use]
+    #[inline(always)]
+    pub fn sequence(self) -> u64 {
         self.0 & !RECEIVE
     }
 

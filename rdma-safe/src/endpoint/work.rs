@@ -162,6 +162,16 @@ impl<'a> Work<'a> {
         Work::new(verb, Data::Buffer(buffer))
     }
 
+    /// Returns the buffer or the list of work that is not to be posted.
+    #[must_use]
+    pub fn into_memory(self) -> (Option<Buffer>, Option<Gather>) {
+        match self.data {
+            Data::Buffer(buffer) => (Some(buffer), None),
+            Data::Inline(_) => (None, None),
+            Data::List(list) => (None, Some(list)),
+        }
+    }
+
     /// Returns the memory of work that is not posted.
     #[inline(always)]
     pub(super) fn reject(self, error: PostError) -> Rejected {

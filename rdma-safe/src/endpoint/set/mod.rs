@@ -294,6 +294,13 @@ impl EndpointSet {
         self.room.capacity()
     }
 
+    /// Whether an endpoint of this builder fits into the completion queue, so that it is not refused with
+    /// [`Error::EndpointSetFull`].
+    #[must_use]
+    pub fn has_room_for(&self, builder: &EndpointBuilder<'_>) -> bool {
+        builder.keepalive_limit().is_ok_and(|keepalive| self.room.check(builder, keepalive.is_some()).is_ok())
+    }
+
     /// The name of the completion queue in [asynchronous events](crate::async_event::AsyncSource).
     #[must_use]
     pub fn cq_id(&self) -> CqId {

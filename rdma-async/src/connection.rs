@@ -1,0 +1,262 @@
+//! Connections.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use rdma_pool::{Budget, Pool};
+use rdma_safe::cm::Address;
+use rdma_safe::{Buffer, EndpointKey, Gather, ProtectionDomain, RemoteMemory, Work};
+
+use crate::driver::queue::Queue;
+use crate::operation::Operation;
+use crate::receive::{Message, Receive};
+use crate::{Driver, Error, Result, Sharing, Threads};
+
+/// A reliable connection, for any number of tasks.
+///
+/// A buffer *moves* into an operation and comes back with its result. When a future is dropped, its operation goes on without
+/// it: the device keeps the memory, which returns to its pool when the operation has completed.
+///
+/// Cloning gives another handle of the same connection. When the last handle is dropped, operations in flight may complete
+/// within [`linger`](crate::Connector::linger), and then the connection ends. [`Connection::close`] waits for that.
+///
+/// # Waiting
+///
+/// An operation that finds the send queue full waits for room, in order of arrival. This is no error. A message waits in the
+/// receive queue of the connection until a task takes it. While all receives hold messages, the device of the peer holds
+/// further ones back, and tries again.
+pub struct Connection<S: Sharing = Threads> {
+    pub(crate) inner: S::Rc<Inner<S>>,
+}
+
+/// What the handles of a connection share.
+pub(crate) struct Inner<S: Sharing> {
+    pub(crate) queue: S::Rc<Queue<S>>,
+    pub(crate) key: EndpointKey,
+    pub(crate) pool: Pool,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) facts: Facts,
+    pub(crate) linger: Duration,
+    /// Keeps the driver running.
+    pub(crate) driver: Driver<S>,
+}
+
+/// What is known about a connection since its handshake.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) local: Option<Address>,
+    pub(crate) peer: Option<Address>,
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) max_message: u32,
+}
+
+impl<S: Sharing> Clone for Connection<S> {
+    fn clone(&self) -> Self {
+        Connection { inner: self.inner.clone() }
+    }
+}
+
+impl<S: Sharing> Connection<S> {
+    /// Sends the bytes of `buffer` as one message. Ready when the peer's device has acknowledged it.
+    #[inline]
+    pub fn send(&self, buffer: Buffer) -> Operation<'_, S, Buffer> {
+        self.start(Work::send(buffer))
+    }
+
+    /// Like [`Connection::send`], with 32 bits of immediate data for [`Message::immediate`].
+    #[inline]
+    pub fn send_with_immediate(&self, buffer: Buffer, immediate: u32) -> Operation<'_, S, Buffer> {
+        self.start(Work::send(buffer).imm(immediate))
+    }
+
+    /// Sends several buffers, or parts of shared ones, as one message.
+    #[inline]
+    pub fn send_list(&self, list: impl Into<Gather>) -> Operation<'_, S, Gather> {
+        self.start(Work::send_list(list))
+    }
+
+    /// Sends the bytes of `buffer`, and invalidates `rkey` at the peer.
+    #[inline]
+    pub fn send_and_invalidate(&self, buffer: Buffer, rkey: u32) -> Operation<'_, S, Buffer> {
+        self.start(Work::send_invalidate(buffer, rkey))
+    }
+
+    /// Writes the bytes of `buffer` to the peer's memory. The peer is not notified.
+    #[inline]
+    pub fn write(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, Buffer> {
+        self.start(Work::write(buffer, remote))
+    }
+
+    /// Like [`Connection::write`], and notifies the peer by a message without bytes: [`Message::immediate`].
+    #[inline]
+    pub fn write_with_immediate(
+        &self,
+        buffer: Buffer,
+        remote: RemoteMemory,
+        immediate: u32,
+    ) -> Operation<'_, S, Buffer> {
+        self.start(Work::write(buffer, remote).imm(immediate))
+    }
+
+    /// Writes several buffers, one after another, to the peer's memory.
+    #[inline]
+    pub fn write_list(&self, list: impl Into<Gather>, remote: RemoteMemory) -> Operation<'_, S, Gather> {
+        self.start(Work::write_list(list, remote))
+    }
+
+    /// Reads as many bytes of the peer's memory as `buffer` is long.
+    #[inline]
+    pub fn read(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, Buffer> {
+        self.start(Work::read(buffer, remote))
+    }
+
+    /// Reads the peer's memory into several buffers.
+    #[inline]
+    pub fn read_list(&self, list: impl Into<Gather>, remote: RemoteMemory) -> Operation<'_, S, Gather> {
+        self.start(Work::read_list(list, remote))
+    }
+
+    /// Replaces the peer's 64-bit word at `remote` by `swap` if it equals `compare`. Returns the old value.
+    ///
+    /// # Errors
+    /// The errors of other operations; [`Error::Memory`] when there is no room for the old value.
+    pub async fn compare_swap(&self, remote: RemoteMemory, compare: u64, swap: u64) -> Result<u64> {
+        let operand = self.inner.pool.get_async(Budget::Control, 8).await?;
+        old_value(&self.start(Work::compare_swap(operand, remote, compare, swap)).await?)
+    }
+
+    /// Adds `add` to the peer's 64-bit word at `remote`. Returns the old value.
+    ///
+    /// # Errors
+    /// Like [`Connection::compare_swap`].
+    pub async fn fetch_add(&self, remote: RemoteMemory, add: u64) -> Result<u64> {
+        let operand = self.inner.pool.get_async(Budget::Control, 8).await?;
+        old_value(&self.start(Work::fetch_add(operand, remote, add)).await?)
+    }
+
+    #[inline(always)]
+    fn start<M>(&self, work: Work<'static>) -> Operation<'_, S, M> {
+        Operation::new(&self.inner, work)
+    }
+
+    /// The next message; `None` when the peer has ended the connection.
+    ///
+    /// Dropping the future loses no message. Messages that arrived before the end of the connection come first.
+    #[inline]
+    pub fn receive(&self) -> Receive<'_, S> {
+        Receive::new(&self.inner)
+    }
+
+    /// A buffer of `len` bytes to send, once there is one.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when `len` exceeds what the pool has.
+    #[inline]
+    pub async fn buffer(&self, len: usize) -> Result<Buffer> {
+        Ok(self.inner.pool.get_async(Budget::Sends, len).await?)
+    }
+
+    /// A buffer with these bytes to send, once there is one.
+    ///
+    /// # Errors
+    /// Like [`Connection::buffer`].
+    pub async fn buffer_of(&self, bytes: &[u8]) -> Result<Buffer> {
+        let mut buffer = self.buffer(bytes.len()).await?;
+        buffer.copy_from_slice(bytes);
+        Ok(buffer)
+    }
+
+    /// The pool of registered memory that the connections of the driver share.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.inner.pool
+    }
+
+    /// The domain in which buffers for this connection are registered.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.inner.pd
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> &Driver<S> {
+        &self.inner.driver
+    }
+
+    /// The address of this end.
+    #[must_use]
+    pub fn local_address(&self) -> Option<Address> {
+        self.inner.facts.local
+    }
+
+    /// The address of the peer.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<Address> {
+        self.inner.facts.peer
+    }
+
+    /// The private data of the peer's request or reply, padded with zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.inner.facts.private_data
+    }
+
+    /// The longest message or transfer in bytes.
+    #[must_use]
+    pub fn max_message(&self) -> u32 {
+        self.inner.facts.max_message
+    }
+
+    /// Number of messages that tasks have taken and not dropped yet.
+    ///
+    /// Each occupies one of the [receives](crate::Connector::receives) of the connection.
+    #[must_use]
+    pub fn messages_kept(&self) -> u32 {
+        self.inner.queue.kept(self.inner.key)
+    }
+
+    /// Ends the connection, once the operations in flight have completed or the time to linger is over.
+    ///
+    /// From now on, operations of all handles fail with [`Error::Closed`]. Dropping the future does not stop the closing.
+    pub async fn close(&self) {
+        let Inner { queue, key, linger, .. } = &*self.inner;
+        queue.begin_close(*key, *linger);
+        poll_fn(|context| if queue.poll_closed(*key, context) { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+}
+
+/// The value that an atomic operation has read.
+fn old_value(operand: &Buffer) -> Result<u64> {
+    operand.first_chunk().copied().map(u64::from_ne_bytes).ok_or(Error::Closed)
+}
+
+impl<S: Sharing> Drop for Inner<S> {
+    fn drop(&mut self) {
+        self.queue.begin_close(self.key, self.linger);
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Connection<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("facts", &self.inner.facts).finish_non_exhaustive()
+    }
+}
+
+/// A message that is being handed out.
+impl<S: Sharing> Inner<S> {
+    #[inline(always)]
+    pub(crate) fn message(&self, done: rdma_safe::Completion) -> Message<S> {
+        Message::new(self.queue.clone(), self.key, done)
+    }
+}
+
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<Connection>();
+    const fn is_sent<T: Send>() {}
+    is_sent::<Operation<'_, Threads, Buffer>>();
+    is_sent::<Receive<'_, Threads>>();
+};

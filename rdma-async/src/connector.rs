@@ -1,0 +1,91 @@
+//! Connecting to an address.
+
+use rdma_safe::{ProtectionDomain, cm};
+
+use crate::opening::{Plan, complete, post_receives};
+use crate::options::{Options, setters};
+use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads};
+
+/// Connects to addresses.
+///
+/// Its connections share a driver. They also share a protection domain for each device, and with it memory.
+#[derive(Clone, Debug)]
+pub struct Connector<S: Sharing = Threads> {
+    driver: Driver<S>,
+    connector: cm::Connector,
+    options: Options,
+}
+
+impl Connector {
+    /// A connector with the driver of the current runtime.
+    ///
+    /// # Errors
+    /// The errors of [`Driver::current`].
+    pub fn new() -> Result<Self> {
+        Ok(Connector::with_driver(&Driver::current()?))
+    }
+}
+
+impl<S: Sharing> Connector<S> {
+    /// A connector with this driver.
+    #[must_use]
+    pub fn with_driver(driver: &Driver<S>) -> Self {
+        Connector { driver: driver.clone(), connector: cm::Connector::new(), options: Options::default() }
+    }
+
+    setters!(
+        "At most 56 bytes that the request carries, for the [private data](crate::Connection::private_data) of the peer."
+    );
+
+    /// Uses this domain for connections on its device, instead of opening the device.
+    #[must_use]
+    pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
+        self.connector = self.connector.pd(pd);
+        self
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> &Driver<S> {
+        &self.driver
+    }
+
+    /// Connects to the first address of `peer` that accepts.
+    ///
+    /// # Errors
+    /// [`Error::Rdma`] with the step of the handshake that has failed and the cause, for the last address; [`Error::Name`];
+    /// [`Error::Memory`]; [`Error::DriverStopped`].
+    pub async fn connect(&self, peer: impl Into<Destination>) -> Result<Connection<S>> {
+        let mut last = None;
+        for address in peer.into().addresses().await? {
+            match self.connect_to(address).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(Error::no_address))
+    }
+
+    async fn connect_to(&self, address: cm::Address) -> Result<Connection<S>> {
+        let events = &self.driver.shared.events;
+        let resolving = self.connector.clone().timeout(self.options.timeout).start_resolve(address)?;
+        let route = complete::<S, _>(events, resolving).await?;
+        let plan = Plan::new(&self.driver, &self.options, route.pd()).await?;
+        let private_data = &self.options.private_data;
+        let opening = plan.start(|builder, set, receives| {
+            let handshake = route.start_connect_in(builder, set, private_data)?;
+            let mut endpoint = set.endpoint(handshake.key()).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
+            post_receives(&mut endpoint, receives)?;
+            Ok(handshake)
+        });
+        opening?.await
+    }
+}
+
+/// Connects to `peer` with the driver of the current runtime and default options: [`Connector::connect`].
+///
+/// # Errors
+/// Like [`Connector::new`] and [`Connector::connect`].
+pub async fn connect(peer: impl Into<Destination>) -> Result<Connection> {
+    Connector::new()?.connect(peer).await
+}

@@ -1,0 +1,204 @@
+//! Operations in flight, each with the task that awaits it.
+
+use std::mem;
+use std::task::Waker;
+
+/// A table of operations in flight. It allocates only when it grows.
+///
+/// A future owns its slot until it has taken the result. A future that is dropped earlier leaves the slot to the operation,
+/// whose result is then dropped.
+pub(crate) struct Slots<T> {
+    entries: Vec<Entry<T>>,
+    /// Head of the list of free entries.
+    free: u32,
+}
+
+/// The number of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Slot(u32);
+
+enum Entry<T> {
+    /// The next free entry.
+    Free(u32),
+    /// In flight, with the task that awaits it.
+    Awaited(Waker),
+    /// In flight. Its future was dropped.
+    Abandoned,
+    /// Completed. Its future has not taken the result yet.
+    Completed(T),
+}
+
+/// What to do for a completed operation.
+#[must_use]
+pub(crate) enum Finished<T> {
+    /// Wake the task that awaits it.
+    Wake(Waker),
+    /// Drop the result, since nobody awaits it.
+    Drop(T),
+}
+
+/// The end of the list of free entries.
+const NONE: u32 = u32::MAX;
+
+impl Slot {
+    /// A number that no slot has.
+    pub(crate) const NONE: Slot = Slot(NONE);
+}
+
+impl<T> Slots<T> {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Slots { entries: Vec::with_capacity(capacity), free: NONE }
+    }
+
+    /// Number of entries that are in use.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.iter().filter(|entry| !matches!(entry, Entry::Free(_))).count()
+    }
+
+    /// Adds an operation that was just posted.
+    #[inline]
+    pub(crate) fn insert(&mut self, waker: Waker) -> Slot {
+        let index = self.free;
+        match self.entries.get_mut(index as usize) {
+            Some(entry) => {
+                if let Entry::Free(next) = *entry {
+                    self.free = next;
+                }
+                *entry = Entry::Awaited(waker);
+                Slot(index)
+            }
+            None => self.grow(waker),
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, waker: Waker) -> Slot {
+        // A device has fewer work requests in flight than that.
+        let index = self.entries.len() as u32;
+        self.entries.push(Entry::Awaited(waker));
+        Slot(index)
+    }
+
+    /// Stores the result of an operation. Called once for each.
+    #[inline]
+    pub(crate) fn complete(&mut self, slot: Slot, result: T) -> Finished<T> {
+        let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return Finished::Drop(result) };
+        match mem::replace(entry, Entry::Completed(result)) {
+            Entry::Awaited(waker) => Finished::Wake(waker),
+            Entry::Abandoned => {
+                let result = mem::replace(entry, Entry::Free(self.free));
+                self.free = slot.0;
+                match result {
+                    Entry::Completed(result) => Finished::Drop(result),
+                    _ => unreachable!("the entry was stored above"),
+                }
+            }
+            before @ (Entry::Free(_) | Entry::Completed(_)) => {
+                debug_assert!(false, "an operation completes once");
+                match mem::replace(entry, before) {
+                    Entry::Completed(result) => Finished::Drop(result),
+                    _ => unreachable!("the entry was stored above"),
+                }
+            }
+        }
+    }
+
+    /// Takes the result, which frees the slot. Otherwise stores `waker` and returns the one to drop.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        slot: Slot,
+        waker: &Waker,
+        clone: impl FnOnce() -> Waker,
+    ) -> Result<T, Option<Waker>> {
+        let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return Err(None) };
+        match entry {
+            Entry::Completed(_) => {
+                let taken = mem::replace(entry, Entry::Free(self.free));
+                self.free = slot.0;
+                match taken {
+                    Entry::Completed(result) => Ok(result),
+                    _ => unreachable!("matched above"),
+                }
+            }
+            Entry::Awaited(current) if !current.will_wake(waker) => Err(Some(mem::replace(current, clone()))),
+            _ => Err(None),
+        }
+    }
+
+    /// Gives up a slot whose future is dropped. Returns what has to be dropped.
+    pub(crate) fn abandon(&mut self, slot: Slot) -> (Option<T>, Option<Waker>) {
+        let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return (None, None) };
+        match mem::replace(entry, Entry::Abandoned) {
+            Entry::Awaited(waker) => (None, Some(waker)),
+            Entry::Completed(result) => {
+                *entry = Entry::Free(self.free);
+                self.free = slot.0;
+                (Some(result), None)
+            }
+            before => {
+                *entry = before;
+                (None, None)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_result_reaches_its_future_and_frees_the_slot() {
+        let mut slots = Slots::with_capacity(1);
+        let woken = Arc::new(Count::default());
+        let waker = Waker::from(woken.clone());
+        for round in 0..3 {
+            let slot = slots.insert(waker.clone());
+            assert_eq!(
+                slots.take(slot, &waker, || unreachable!("the same waker")).map_err(|waker| waker.is_some()),
+                Err(false)
+            );
+            let Finished::Wake(waiter) = slots.complete(slot, round) else { panic!("its future waits") };
+            waiter.wake();
+            assert_eq!(slots.take(slot, &waker, || unreachable!()).map_err(|_| ()), Ok(round));
+        }
+        assert_eq!((slots.entries.len(), slots.len(), woken.0.load(Ordering::Relaxed)), (1, 0, 3));
+    }
+
+    #[test]
+    fn the_result_of_an_abandoned_operation_is_returned_to_be_dropped() {
+        let mut slots = Slots::with_capacity(0);
+        let (early, late) = (slots.insert(Waker::noop().clone()), slots.insert(Waker::noop().clone()));
+        assert!(matches!(slots.abandon(early), (None, Some(_))));
+        assert!(matches!(slots.complete(early, "early"), Finished::Drop("early")));
+        assert!(matches!(slots.complete(late, "late"), Finished::Wake(_)));
+        assert!(matches!(slots.abandon(late), (Some("late"), None)));
+        assert_eq!(slots.len(), 0);
+    }
+
+    #[test]
+    fn another_task_takes_over() {
+        let mut slots = Slots::with_capacity(0);
+        let [first, second] = [(); 2].map(|()| Arc::new(Count::default()));
+        let slot = slots.insert(Waker::from(first.clone()));
+        let other = Waker::from(second.clone());
+        assert!(matches!(slots.take(slot, &other, || other.clone()), Err(Some(_))));
+        let Finished::Wake(waker) = slots.complete(slot, ()) else { panic!() };
+        waker.wake();
+        assert_eq!([first, second].map(|count| count.0.load(Ordering::Relaxed)), [0, 1]);
+    }
+}

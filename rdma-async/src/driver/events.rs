@@ -1,0 +1,242 @@
+//! Descriptors and deadlines that a driver waits for on behalf of tasks and connections.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use rdma_safe::cm::EventChannel;
+use rdma_safe::{CompletionChannel, EndpointKey};
+
+use super::poller::Poller;
+use super::queue::Queue;
+use crate::effects::Effects;
+use crate::{Result, Sharing};
+
+/// The descriptors and deadlines of a driver.
+pub(crate) struct Events<S: Sharing> {
+    pub(crate) poller: Arc<Poller>,
+    sources: S::Cell<Sources<S>>,
+    timers: S::Cell<Timers>,
+}
+
+struct Sources<S: Sharing> {
+    /// The generation of an entry is part of its token, so events of a removed source are recognized.
+    entries: Vec<(u32, Option<Target<S>>)>,
+    free: Vec<u32>,
+}
+
+/// Who is interested in a descriptor.
+pub(crate) enum Target<S: Sharing> {
+    /// The queue of the driver, which looks at it after every event.
+    Queue,
+    /// Tasks that wait until it is readable.
+    Tasks { is_ready: bool, wakers: Vec<Waker> },
+    /// A connection, to learn that the peer has ended it.
+    Connection(S::Weak<Queue<S>>, EndpointKey),
+}
+
+#[derive(Default)]
+struct Timers {
+    next: u64,
+    /// By time, and by number.
+    by_time: BTreeMap<(Instant, u64), Waker>,
+    /// The time that the descriptor of the timer was set to.
+    set: Option<Instant>,
+}
+
+/// A descriptor that the driver watches.
+pub(crate) struct Source<S: Sharing> {
+    events: S::Rc<Events<S>>,
+    index: u32,
+    watched: Watched,
+}
+
+/// The owner of the descriptor, which keeps it open.
+enum Watched {
+    Completions(CompletionChannel),
+    Connection(EventChannel),
+}
+
+impl Watched {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Watched::Completions(channel) => channel.as_fd(),
+            Watched::Connection(channel) => channel.as_fd(),
+        }
+    }
+}
+
+impl<S: Sharing> Events<S> {
+    pub(crate) fn new() -> Result<Self> {
+        let sources = Sources { entries: Vec::new(), free: Vec::new() };
+        Ok(Events { poller: Arc::new(Poller::new()?), sources: S::cell(sources), timers: S::cell(Timers::default()) })
+    }
+
+    /// What happened to the descriptors with these tokens.
+    pub(crate) fn dispatch(
+        &self,
+        tokens: &[u64],
+        effects: &mut Effects,
+        found: &mut Vec<(S::Rc<Queue<S>>, EndpointKey)>,
+    ) {
+        S::with(&self.sources, |sources| {
+            for token in tokens {
+                let (index, generation) = (*token as u32, (*token >> 32) as u32);
+                match sources.entries.get_mut(index as usize) {
+                    Some((current, Some(target))) if *current == generation => match target {
+                        Target::Queue => {}
+                        Target::Tasks { is_ready, wakers } => {
+                            *is_ready = true;
+                            wakers.drain(..).for_each(|waker| effects.wake(waker));
+                        }
+                        Target::Connection(queue, key) => {
+                            found.extend(S::upgrade::<Queue<S>>(queue).map(|queue| (queue, *key)));
+                        }
+                    },
+                    _ => {}
+                }
+            }
+        });
+    }
+
+    /// Wakes the tasks whose time has come.
+    pub(crate) fn expire(&self, now: Instant, effects: &mut Effects) {
+        S::with(&self.timers, |timers| {
+            while let Some(first) = timers.by_time.first_entry() {
+                if first.key().0 > now {
+                    break;
+                }
+                effects.wake(first.remove());
+            }
+        });
+    }
+
+    /// Makes the descriptor readable at the first deadline, or at `other` if that is earlier.
+    pub(crate) fn set_timer(&self, other: Option<Instant>) -> Result<()> {
+        let first = S::with(&self.timers, |timers| {
+            let first = timers.by_time.keys().next().map(|(time, _)| *time);
+            let first = first.into_iter().chain(other).min()?;
+            // An early expiry does no harm and is cheaper than to set the timer each time.
+            let is_set = timers.set.is_some_and(|set| set <= first && set > Instant::now());
+            (!is_set).then(|| {
+                timers.set = Some(first);
+                first
+            })
+        });
+        Ok(first.map_or(Ok(()), |first| self.poller.set_timer(first))?)
+    }
+}
+
+impl<S: Sharing> Source<S> {
+    /// Watches the channel of a completion queue.
+    pub(crate) fn completions(events: &S::Rc<Events<S>>, channel: &CompletionChannel) -> Result<Self> {
+        Source::new(events, Watched::Completions(channel.clone()), Target::Queue)
+    }
+
+    /// Watches the channel of a handshake or a listener, for tasks.
+    pub(crate) fn channel(events: &S::Rc<Events<S>>, channel: &EventChannel) -> Result<Self> {
+        Source::new(events, Watched::Connection(channel.clone()), Target::Tasks { is_ready: false, wakers: Vec::new() })
+    }
+
+    fn new(events: &S::Rc<Events<S>>, watched: Watched, target: Target<S>) -> Result<Self> {
+        let (index, generation) = S::with(&events.sources, |sources| match sources.free.pop() {
+            Some(index) => {
+                let entry = &mut sources.entries[index as usize];
+                entry.1 = Some(target);
+                (index, entry.0)
+            }
+            None => {
+                sources.entries.push((0, Some(target)));
+                ((sources.entries.len() - 1) as u32, 0)
+            }
+        });
+        let source = Source { events: events.clone(), index, watched };
+        events.poller.add(source.watched.fd(), u64::from(index) | u64::from(generation) << 32)?;
+        Ok(source)
+    }
+
+    /// From now on, reports to a connection instead of tasks.
+    pub(crate) fn set_connection(&self, queue: &S::Rc<Queue<S>>, key: EndpointKey) {
+        let target = Target::Connection(S::downgrade(queue), key);
+        drop(S::with(&self.events.sources, |sources| sources.entries[self.index as usize].1.replace(target)));
+    }
+
+    /// Whether the descriptor has become readable since this was last ready. Wakes the task when it does.
+    pub(crate) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<()> {
+        let waker = context.waker().clone();
+        S::with(&self.events.sources, |sources| match &mut sources.entries[self.index as usize].1 {
+            Some(Target::Tasks { is_ready: is_ready @ true, .. }) => {
+                *is_ready = false;
+                (Poll::Ready(()), Some(waker))
+            }
+            Some(Target::Tasks { wakers, .. }) if !wakers.iter().any(|other| other.will_wake(&waker)) => {
+                wakers.push(waker);
+                (Poll::Pending, None)
+            }
+            _ => (Poll::Pending, Some(waker)),
+        })
+        .0
+    }
+}
+
+impl<S: Sharing> Drop for Source<S> {
+    fn drop(&mut self) {
+        self.events.poller.remove(self.watched.fd());
+        drop(S::with(&self.events.sources, |sources| {
+            let entry = &mut sources.entries[self.index as usize];
+            entry.0 = entry.0.wrapping_add(1);
+            sources.free.push(self.index);
+            entry.1.take()
+        }));
+    }
+}
+
+/// A deadline of a task.
+pub(crate) struct Deadline<S: Sharing> {
+    events: S::Rc<Events<S>>,
+    key: Option<(Instant, u64)>,
+}
+
+impl<S: Sharing> Deadline<S> {
+    pub(crate) fn new(events: &S::Rc<Events<S>>) -> Self {
+        Deadline { events: events.clone(), key: None }
+    }
+
+    /// Ready from `time` on.
+    pub(crate) fn poll(&mut self, time: Instant, context: &mut Context<'_>) -> Poll<()> {
+        if Instant::now() >= time {
+            return Poll::Ready(());
+        }
+        let waker = context.waker().clone();
+        let (before, is_first) = S::with(&self.events.timers, |timers| {
+            let before = self.key.take().and_then(|key| timers.by_time.remove(&key));
+            let key = (time, timers.next);
+            timers.next += 1;
+            timers.by_time.insert(key, waker);
+            self.key = Some(key);
+            (before, timers.by_time.keys().next() == Some(&key))
+        });
+        drop(before);
+        if is_first {
+            // The driver may be asleep. If this fails, it waits for the deadline that is set, or for the next event.
+            let _ = self.events.set_timer(None);
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: Sharing> Drop for Deadline<S> {
+    fn drop(&mut self) {
+        let Some(key) = self.key.take() else { return };
+        drop(S::with(&self.events.timers, |timers| timers.by_time.remove(&key)));
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Source<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("index", &self.index).finish_non_exhaustive()
+    }
+}

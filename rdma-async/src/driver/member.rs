@@ -1,0 +1,202 @@
+//! One connection of a queue.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use rdma_safe::cm::{Handshake, Progress, SetConnection, SetDisconnected};
+use rdma_safe::endpoint::FailedWork;
+use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet};
+
+use super::events::Source;
+use crate::core::{Slot, Waiters};
+use crate::effects::Effects;
+use crate::{Error, Sharing};
+
+/// One connection of a queue.
+pub(crate) struct Member<S: Sharing> {
+    pub(crate) key: EndpointKey,
+    pub(crate) stage: Stage,
+    /// Reports that the peer has ended the connection.
+    pub(crate) source: Option<Source<S>>,
+    /// Size of the send queue.
+    sends: u32,
+    in_flight: u32,
+    /// The slot of each operation in flight, by the lower bits of its number.
+    slots: Box<[Slot]>,
+    /// Tasks that wait for room in the send queue.
+    pub(crate) room: Waiters,
+    /// Size of the receive queue.
+    pub(crate) receives: u32,
+    /// Messages that nobody has taken yet.
+    pub(crate) inbox: VecDeque<Completion>,
+    /// Tasks that wait for a message.
+    pub(crate) readers: Waiters,
+    /// Messages that readers have taken and not dropped yet.
+    pub(crate) kept: u32,
+    /// Why the connection takes no more work.
+    pub(crate) ended: Option<Ended>,
+    /// Set when this side closes the connection: the time by which operations in flight have to complete.
+    pub(crate) drain_until: Option<Instant>,
+    /// Tasks that wait until the connection is gone.
+    pub(crate) closers: Vec<Waker>,
+}
+
+/// How far a connection is.
+pub(crate) enum Stage {
+    /// Its handshake is in progress, or it is being removed.
+    Opening,
+    Open(Box<SetConnection>),
+    /// This side has disconnected, and waits for the confirmation of the peer.
+    Leaving(Box<Handshake<SetDisconnected>>),
+}
+
+/// Why a connection takes no more work.
+#[derive(Clone, Debug)]
+pub(crate) enum Ended {
+    Disconnected,
+    Closed,
+    Failed(Arc<rdma_safe::Error>),
+    DriverStopped,
+}
+
+impl Ended {
+    /// The end that failed work shows.
+    pub(crate) fn of(failed: &FailedWork) -> Self {
+        if failed.0.is_disconnected() {
+            return Ended::Disconnected;
+        }
+        Ended::Failed(Arc::new(match failed.0.connection_lost() {
+            Some(lost) => lost.into(),
+            None => failed.error().into(),
+        }))
+    }
+
+    /// The end of a connection whose endpoint was removed: this side has closed it, unless its queue is broken.
+    #[cold]
+    pub(crate) fn of_removed(broken: &Option<Ended>) -> Self {
+        broken.clone().unwrap_or(Ended::Closed)
+    }
+
+    pub(crate) fn error(&self) -> Error {
+        match self {
+            Ended::Disconnected => Error::Disconnected,
+            Ended::Closed => Error::Closed,
+            Ended::Failed(error) => Error::Failed(error.clone()),
+            Ended::DriverStopped => Error::DriverStopped,
+        }
+    }
+}
+
+impl<S: Sharing> Member<S> {
+    pub(crate) fn new(key: EndpointKey, sends: u32, receives: u32) -> Self {
+        Member {
+            key,
+            stage: Stage::Opening,
+            source: None,
+            sends,
+            in_flight: 0,
+            slots: vec![Slot::NONE; (sends as usize).next_power_of_two()].into_boxed_slice(),
+            room: Waiters::default(),
+            receives,
+            inbox: VecDeque::with_capacity(receives as usize),
+            readers: Waiters::default(),
+            kept: 0,
+            ended: None,
+            drain_until: None,
+            closers: Vec::new(),
+        }
+    }
+
+    /// Whether an operation can be posted without overtaking those that wait.
+    #[inline(always)]
+    pub(crate) fn has_room(&self) -> bool {
+        !self.is_full() && self.room.is_empty()
+    }
+
+    /// Records an operation that was posted.
+    #[inline(always)]
+    pub(crate) fn posted(&mut self, sequence: u64, slot: Slot) {
+        self.in_flight += 1;
+        let index = self.index(sequence);
+        self.slots[index] = slot;
+    }
+
+    /// The slot of an operation that has completed.
+    #[inline(always)]
+    pub(crate) fn completed(&mut self, sequence: u64) -> Slot {
+        self.in_flight -= 1;
+        let index = self.index(sequence);
+        mem::replace(&mut self.slots[index], Slot::NONE)
+    }
+
+    /// Operations in flight have consecutive numbers, so no two of them have the same index.
+    #[inline(always)]
+    fn index(&self, sequence: u64) -> usize {
+        sequence as usize & (self.slots.len() - 1)
+    }
+
+    /// Takes the slots of all operations in flight.
+    pub(crate) fn take_slots(&mut self) -> impl Iterator<Item = Slot> + use<S> {
+        self.in_flight = 0;
+        mem::take(&mut self.slots).into_iter().filter(|slot| *slot != Slot::NONE)
+    }
+
+    /// Whether the send queue is full.
+    #[inline(always)]
+    pub(crate) fn is_full(&self) -> bool {
+        self.in_flight >= self.sends
+    }
+
+    /// Takes no more work, and tells all tasks that wait for room or messages. The first reason counts.
+    pub(crate) fn end(&mut self, ended: &Ended, effects: &mut Effects) {
+        self.ended.get_or_insert_with(|| ended.clone());
+        while let Some(waker) = self.room.notify() {
+            effects.wake(waker);
+        }
+        while let Some(waker) = self.readers.notify() {
+            effects.wake(waker);
+        }
+    }
+
+    /// Advances the end of the connection. Returns the buffers of its endpoint once it is gone.
+    pub(crate) fn advance_leaving(&mut self, set: &mut EndpointSet, now: Instant) -> Option<Vec<Buffer>> {
+        match mem::replace(&mut self.stage, Stage::Opening) {
+            // It never was connected.
+            Stage::Opening => return Some(set.remove(self.key).unwrap_or_default()),
+            Stage::Open(connection) => {
+                let is_drained =
+                    self.in_flight == 0 || matches!(self.ended, Some(Ended::Failed(_) | Ended::DriverStopped));
+                if !is_drained && self.drain_until.is_some_and(|until| now < until) {
+                    self.stage = Stage::Open(connection);
+                    return None;
+                }
+                match connection.start_disconnect(set) {
+                    Ok(handshake) => self.stage = Stage::Leaving(Box::new(handshake)),
+                    Err(error) => return Some(error.buffers),
+                }
+            }
+            leaving @ Stage::Leaving(_) => self.stage = leaving,
+        }
+        let Stage::Leaving(handshake) = mem::replace(&mut self.stage, Stage::Opening) else { return None };
+        match handshake.advance_in(set) {
+            Ok(Progress::Ready(gone)) => Some(gone.buffers),
+            Ok(Progress::Pending(handshake)) => {
+                self.stage = Stage::Leaving(Box::new(handshake));
+                None
+            }
+            // The peer has not confirmed. The connection is gone nevertheless.
+            Err(error) => Some(error.buffers),
+        }
+    }
+
+    /// The next time to call [`Member::advance_leaving`].
+    pub(crate) fn leaving_deadline(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Leaving(handshake) => Some(handshake.deadline()),
+            _ => self.drain_until,
+        }
+    }
+}

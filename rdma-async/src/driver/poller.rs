@@ -1,0 +1,106 @@
+//! The descriptor of a driver: an epoll(7) instance with a timer and a way to wake it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::{Errno, read, write};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
+
+/// Waits for any of its descriptors, edge-triggered. Its own descriptor becomes readable when there is an event.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    timer: OwnedFd,
+}
+
+/// Token of the events that the poller handles itself.
+const OWN: u64 = u64::MAX;
+
+/// Events to take with one call.
+const EVENTS: usize = 64;
+
+impl Poller {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let poller = Poller {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            timer: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?,
+        };
+        for own in [&poller.wake, &poller.timer] {
+            poller.add(own.as_fd(), OWN)?;
+        }
+        Ok(poller)
+    }
+
+    /// Reports each edge of `fd` with `token`, the first if it is readable already.
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), Errno> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
+    }
+
+    /// Stops reports about `fd`.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        // It fails only if `fd` was not added.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Makes the descriptor readable, and ends a call of [`Poller::wait`].
+    pub(crate) fn wake(&self) {
+        // A full counter wakes as well.
+        let _ = write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the descriptor readable at `time`.
+    pub(crate) fn set_timer(&self, time: Instant) -> Result<(), Errno> {
+        // Zero would disarm the timer.
+        let left = time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let it_value = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value })?;
+        Ok(())
+    }
+
+    /// Adds the tokens of all events to `tokens`. Waits for one, at most for `timeout`; without a timeout, as long as it takes.
+    pub(crate) fn wait(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) -> Result<(), Errno> {
+        let mut timeout =
+            timeout.map(|timeout| Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
+        loop {
+            let mut events =
+                [const { epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) } };
+                    EVENTS];
+            let found = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+                Ok(found) => found,
+                // A signal handler has run, and the caller looks for work again.
+                Err(Errno::INTR) => return Ok(()),
+                Err(errno) => return Err(errno),
+            };
+            for event in &events[..found] {
+                match event.data.u64() {
+                    OWN => self.clear(),
+                    token => tokens.push(token),
+                }
+            }
+            if found < EVENTS {
+                return Ok(());
+            }
+            timeout = Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+    }
+
+    /// Resets the timer's and the waker's descriptors.
+    fn clear(&self) {
+        let mut count = [0; 8];
+        for own in [&self.wake, &self.timer] {
+            // EAGAIN if the other one had the event.
+            let _ = read(own, &mut count);
+        }
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

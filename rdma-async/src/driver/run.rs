@@ -1,0 +1,280 @@
+//! Running a driver.
+
+use std::fmt;
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
+
+use rdma_safe::EndpointKey;
+
+use super::Shared;
+use super::poller::Poller;
+use super::queue::Queue;
+use super::spin::{Idle, Spin};
+use crate::effects::Effects;
+use crate::{Result, Sharing};
+
+/// Runs a driver. Dropping it stops the driver.
+///
+/// [`Driver::thread`](crate::Driver::thread), `Driver::tokio` and `Driver::smol` do this already. For another runtime, spawn a
+/// task that calls [`turn`](Runner::turn):
+///
+/// ```text
+/// let readable = /* the runtime's registration of runner.as_fd() */;
+/// loop {
+///     match runner.turn() {
+///         Turn::Again => /* yield to the other tasks */,
+///         Turn::Sleep => /* wait until the descriptor is readable */,
+///         Turn::Stopped => break,
+///     }
+/// }
+/// ```
+#[must_use = "dropping the runner stops its driver"]
+pub struct Runner<S: Sharing> {
+    shared: S::Rc<Shared<S>>,
+    /// A copy of the driver's queues.
+    queues: Vec<S::Rc<Queue<S>>>,
+    effects: Effects,
+    spin: Spin,
+    /// Whether to look for events of descriptors in the next turn.
+    looks: bool,
+    /// Turns since the last look.
+    turns: u32,
+    tokens: Vec<u64>,
+    changed: Vec<(S::Rc<Queue<S>>, EndpointKey)>,
+}
+
+/// What to do after a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "the driver sleeps only when a turn says so"]
+pub enum Turn {
+    /// Let other tasks run, and call [`Runner::turn`] again.
+    Again,
+    /// Call [`Runner::turn`] once the descriptor is readable.
+    Sleep,
+    /// The driver has ended.
+    Stopped,
+}
+
+/// A busy driver looks for events of descriptors once in so many turns.
+const LOOK_EVERY: u32 = 64;
+
+/// Most batches of completions to take in a row from one queue.
+const BATCHES: usize = 8;
+
+impl<S: Sharing> Runner<S> {
+    pub(super) fn new(shared: S::Rc<Shared<S>>, idle: Idle) -> Self {
+        Runner {
+            shared,
+            queues: Vec::new(),
+            effects: Effects::default(),
+            spin: Spin::new(idle),
+            looks: true,
+            turns: 0,
+            tokens: Vec::new(),
+            changed: Vec::new(),
+        }
+    }
+
+    /// Takes completions and events, and wakes the tasks. Never blocks, and is bounded.
+    #[inline]
+    pub fn turn(&mut self) -> Turn {
+        self.turns += 1;
+        let looks = self.looks || self.turns >= LOOK_EVERY;
+        if looks && !self.look() {
+            return Turn::Stopped;
+        }
+        if self.sweep() {
+            self.spin.worked();
+            return Turn::Again;
+        }
+        self.idle()
+    }
+
+    /// Takes completions from all queues. Returns whether there were any.
+    #[inline]
+    fn sweep(&mut self) -> bool {
+        let mut found = false;
+        for queue in &self.queues {
+            for _ in 0..BATCHES {
+                if queue.sweep(&mut self.effects) == 0 {
+                    break;
+                }
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// Decides what to do after a sweep that found nothing.
+    fn idle(&mut self) -> Turn {
+        if self.spin.spins() {
+            self.shared.turns.spins.fetch_add(1, Ordering::Relaxed);
+            return Turn::Again;
+        }
+        let mut deadline = None;
+        for queue in &self.queues {
+            let (sleeps, due) = queue.arm(&mut self.effects);
+            if !sleeps {
+                return Turn::Again;
+            }
+            deadline = deadline.into_iter().chain(due).min();
+        }
+        if self.shared.events.set_timer(deadline).is_err() {
+            // Without the timer, deadlines are met only by looking.
+            return Turn::Again;
+        }
+        self.looks = true;
+        self.spin.sleeps();
+        self.shared.turns.sleeps.fetch_add(1, Ordering::Relaxed);
+        Turn::Sleep
+    }
+
+    /// Looks for events of descriptors and for deadlines. Returns whether the driver goes on.
+    #[cold]
+    #[inline(never)]
+    fn look(&mut self) -> bool {
+        self.looks = false;
+        self.turns = 0;
+        if self.wait(Some(std::time::Duration::ZERO)).is_err() || self.shared.stopped.load(Ordering::Acquire) {
+            return false;
+        }
+        self.shared.queues(&mut self.queues);
+        self.shared.events.dispatch(&self.tokens, &mut self.effects, &mut self.changed);
+        self.tokens.clear();
+        self.shared.events.expire(Instant::now(), &mut self.effects);
+        self.effects.run();
+        for (queue, key) in self.changed.drain(..) {
+            queue.check_connection(key);
+        }
+        let mut connections = 0;
+        for queue in &self.queues {
+            queue.advance_leaving(&mut self.effects);
+            connections += queue.population().0;
+        }
+        connections != 0 || self.shared.has_handles.load(Ordering::Acquire)
+    }
+
+    fn wait(&mut self, timeout: Option<std::time::Duration>) -> Result<()> {
+        Ok(self.shared.events.poller.wait(timeout, &mut self.tokens)?)
+    }
+
+    /// Sleeps until there is an event.
+    fn sleep(&mut self) -> Result<()> {
+        self.wait(None)?;
+        self.awake();
+        Ok(())
+    }
+
+    /// Counts a wake-up, if the last turn has asked to sleep.
+    #[inline(always)]
+    pub(crate) fn awake(&mut self) {
+        if self.looks {
+            self.shared.turns.wakes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs the driver on this thread until it ends.
+    pub fn run(mut self) {
+        loop {
+            match self.turn() {
+                Turn::Again => std::hint::spin_loop(),
+                Turn::Sleep if self.sleep().is_ok() => {}
+                Turn::Sleep | Turn::Stopped => return,
+            }
+        }
+    }
+
+    /// Runs the driver on this thread until `future` is ready. This is an executor for one task.
+    ///
+    /// The driver works while the task waits, so neither other threads nor context switches are involved.
+    pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
+        let alarm = Arc::new(Alarm::new(&self.shared.events.poller));
+        let waker = Waker::from(alarm.clone());
+        let mut context = Context::from_waker(&waker);
+        let mut future = pin!(future);
+        loop {
+            if alarm.take() {
+                if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                    return output;
+                }
+            }
+            // A driver without handles has nothing to do, but other threads can still wake the task.
+            if self.turn() != Turn::Again && alarm.begin_sleep() {
+                // If this fails, the loop spins.
+                let _ = self.sleep();
+                alarm.end_sleep();
+            }
+        }
+    }
+}
+
+/// The waker of [`Runner::block_on`].
+struct Alarm {
+    is_raised: AtomicBool,
+    sleeps: AtomicBool,
+    poller: Arc<Poller>,
+}
+
+impl Alarm {
+    /// The first poll needs no wake-up.
+    fn new(poller: &Arc<Poller>) -> Self {
+        Alarm { is_raised: AtomicBool::new(true), sleeps: AtomicBool::new(false), poller: poller.clone() }
+    }
+
+    #[inline(always)]
+    fn take(&self) -> bool {
+        self.is_raised.load(Ordering::Acquire) && self.is_raised.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether to sleep.
+    fn begin_sleep(&self) -> bool {
+        // Either this load sees the alarm, or `wake` sees the store: both are sequentially consistent.
+        self.sleeps.store(true, Ordering::SeqCst);
+        let sleeps = !self.is_raised.load(Ordering::SeqCst);
+        if !sleeps {
+            self.end_sleep();
+        }
+        sleeps
+    }
+
+    fn end_sleep(&self) {
+        self.sleeps.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_raised.store(true, Ordering::SeqCst);
+        if self.sleeps.load(Ordering::SeqCst) {
+            self.poller.wake();
+        }
+    }
+}
+
+impl<S: Sharing> AsFd for Runner<S> {
+    /// Readable when there is something to do, after [`Turn::Sleep`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.events.poller.as_fd()
+    }
+}
+
+impl<S: Sharing> Drop for Runner<S> {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Runner<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runner").field("spin", &self.spin).finish_non_exhaustive()
+    }
+}

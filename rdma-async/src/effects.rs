@@ -1,0 +1,63 @@
+//! What has to happen once no lock is held.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use rdma_safe::{Buffer, Completion};
+
+/// Tasks to wake and memory to drop. Both can run code of the user, so they wait until no lock is held.
+///
+/// Dropping it does what is left to do, also if a waker panics.
+#[derive(Default)]
+pub(crate) struct Effects {
+    wakers: VecDeque<Waker>,
+    completions: Vec<Completion>,
+    buffers: Vec<Buffer>,
+    dropped_wakers: Vec<Waker>,
+}
+
+impl Effects {
+    #[inline(always)]
+    pub(crate) fn wake(&mut self, waker: Waker) {
+        self.wakers.push_back(waker);
+    }
+
+    pub(crate) fn drop_completion(&mut self, completion: Completion) {
+        self.completions.push(completion);
+    }
+
+    pub(crate) fn drop_buffers(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
+        self.buffers.extend(buffers);
+    }
+
+    pub(crate) fn drop_waker(&mut self, waker: Option<Waker>) {
+        self.dropped_wakers.extend(waker);
+    }
+
+    /// Wakes the tasks in order, and drops the memory. Keeps its own allocations.
+    #[inline(always)]
+    pub(crate) fn run(&mut self) {
+        while let Some(waker) = self.wakers.pop_front() {
+            waker.wake();
+        }
+        if !(self.completions.is_empty() && self.buffers.is_empty() && self.dropped_wakers.is_empty()) {
+            self.drop_memory();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn drop_memory(&mut self) {
+        self.completions.clear();
+        self.buffers.clear();
+        self.dropped_wakers.clear();
+    }
+}
+
+impl Drop for Effects {
+    fn drop(&mut self) {
+        while let Some(waker) = self.wakers.pop_front() {
+            waker.wake();
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Await RDMA from any runtime.
+//!
+//! Connections by address, on any device. Buffers move into an operation and come back with its result. Dropping a future is
+//! always safe: the device keeps the memory until it no longer uses it.
+//!
+//! ```no_run
+//! # async fn example() -> rdma_async::Result<()> {
+//! let connection = rdma_async::connect("10.0.0.2:7471").await?;
+//! connection.send(connection.buffer_of(b"hello").await?).await?;
+//! while let Some(message) = connection.receive().await? {
+//!     println!("{:?}", &*message);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The other end:
+//!
+//! ```no_run
+//! # async fn example() -> rdma_async::Result<()> {
+//! async fn serve(connection: rdma_async::Connection) -> rdma_async::Result<()> {
+//!     while let Some(message) = connection.receive().await? {
+//!         connection.send(connection.buffer_of(&message).await?).await?;
+//!     }
+//!     Ok(())
+//! }
+//!
+//! let listener = rdma_async::Listener::bind("0.0.0.0:7471").await?;
+//! loop {
+//!     tokio::spawn(serve(listener.accept().await?));
+//! }
+//! # }
+//! ```
+//!
+//! To run without an RDMA device, enable the feature `soft` and call `rdma_safe::soft::install_by_default()` first.
+//!
+//! # Drivers
+//!
+//! A [`Driver`] takes the completions of its connections and wakes the tasks that await them. By default there is one for each
+//! tokio runtime, as a task of it, and outside of tokio one on a thread of its own. While it has nothing to do, it spins for some
+//! microseconds and then sleeps: [`Idle`].
+//!
+//! | program | driver |
+//! |---|---|
+//! | tokio | nothing to do; or [`Driver::builder`] with `tokio()` for options, and several drivers for several cores |
+//! | smol, async-io | `smol::spawn(runner.run_async_io())` with the runner of [`DriverBuilder::build`] |
+//! | any other executor | nothing to do, or [`Runner::turn`] as one of its tasks |
+//! | one thread per core | `DriverBuilder::build::<Local>()`, and [`Runner::block_on`] or `run_tokio` on a `LocalSet` |
+//!
+//! With [`Local`], nothing is `Send` and nothing is locked.
+//!
+//! # Cancellation
+//!
+//! | a future is dropped | |
+//! |---|---|
+//! | operation, before it was posted or while it waits for room | is not posted, its memory is dropped |
+//! | operation in flight | goes on; its memory is dropped when the device no longer uses it |
+//! | [`Connection::receive`] | loses no message |
+//! | [`Connector::connect`] | ends the handshake |
+//! | [`Listener::accept`] | loses no connection |
+//! | [`Connection::close`] | the connection is closed nevertheless |
+//!
+//! So a deadline is the caller's: `tokio::time::timeout(…, connection.receive())`, or that of another runtime.
+//!
+//! # Features
+//!
+//! | feature | |
+//! |---|---|
+//! | `tokio` (default) | drivers as tasks of tokio |
+//! | `async-io` | drivers as tasks of smol and other programs on async-io |
+//! | `bytes` | `Bytes` of received messages without a copy |
+//! | `soft` | soft0, a software RNIC in the process |
+
+#![deny(missing_docs)]
+
+mod connection;
+mod connector;
+mod core;
+mod driver;
+mod effects;
+mod error;
+mod listener;
+mod opening;
+mod operation;
+mod options;
+mod receive;
+mod resolve;
+mod sharing;
+
+#[cfg(feature = "async-io")]
+mod async_io;
+#[cfg(feature = "tokio")]
+mod tokio;
+
+pub use connection::Connection;
+pub use connector::{Connector, connect};
+pub use driver::{Driver, DriverBuilder, Idle, Runner, Statistics, Turn};
+pub use error::{Error, Failed, Result};
+pub use listener::{Listener, ListenerBuilder};
+pub use operation::{Memory, Operation};
+pub use receive::{Message, Receive};
+pub use resolve::Destination;
+pub use sharing::{Local, Sharing, Threads};

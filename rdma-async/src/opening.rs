@@ -1,0 +1,190 @@
+//! Handshakes of connections.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rdma_pool::{Budget, Pool};
+use rdma_safe::cm::{Handshake, Outcome, Progress, SetConnection};
+use rdma_safe::{Access, Buffer, Endpoint, EndpointBuilder, EndpointKey, EndpointSet, ProtectionDomain};
+
+use crate::connection::{Facts, Inner};
+use crate::driver::events::{Deadline, Events, Source};
+use crate::driver::queue::Queue;
+use crate::options::Options;
+use crate::{Connection, Driver, Error, Result, Sharing};
+
+/// Advances a handshake that needs no endpoint until it is complete.
+pub(crate) async fn complete<S: Sharing, T>(events: &S::Rc<Events<S>>, mut handshake: Handshake<T>) -> Result<T>
+where
+    T: Outcome<Context = ()>,
+{
+    let source = Source::<S>::channel(events, handshake.channel())?;
+    let mut deadline = Deadline::<S>::new(events);
+    loop {
+        handshake = match handshake.advance() {
+            Ok(Progress::Ready(result)) => return Ok(result),
+            Ok(Progress::Pending(handshake)) => handshake,
+            Err(error) => return Err(error.into().into()),
+        };
+        let until = handshake.deadline();
+        poll_fn(|context| match source.poll_ready(context) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => deadline.poll(until, context),
+        })
+        .await;
+    }
+}
+
+/// What an endpoint is built from.
+pub(crate) struct Plan<S: Sharing> {
+    pub(crate) driver: Driver<S>,
+    pub(crate) options: Options,
+    pub(crate) pd: ProtectionDomain,
+    pool: Pool,
+    receives: Vec<Buffer>,
+}
+
+impl<S: Sharing> Plan<S> {
+    /// Takes memory for the receives from the pool, once there is some.
+    pub(crate) async fn new(driver: &Driver<S>, options: &Options, pd: &ProtectionDomain) -> Result<Self> {
+        let pool = driver.pool(pd)?;
+        let mut receives = Vec::with_capacity(options.receives as usize);
+        for _ in 0..options.receives {
+            receives.push(pool.get_async(Budget::Receives, options.message_size).await?);
+        }
+        Ok(Plan { driver: driver.clone(), options: options.clone(), pd: pd.clone(), pool, receives })
+    }
+
+    /// Like [`Plan::new`], without waiting.
+    pub(crate) fn try_new(driver: &Driver<S>, options: &Options, pd: &ProtectionDomain) -> Result<Self> {
+        let pool = driver.pool(pd)?;
+        let take = |_| pool.try_get(Budget::Receives, options.message_size);
+        let receives = (0..options.receives).map(take).collect::<Result<_, _>>()?;
+        Ok(Plan { driver: driver.clone(), options: options.clone(), pd: pd.clone(), pool, receives })
+    }
+
+    fn builder(&self) -> EndpointBuilder<'_> {
+        let Options { sends, receives, send_elements, keepalive, .. } = self.options;
+        Endpoint::builder(&self.pd)
+            .send_depth(sends)
+            .recv_depth(receives)
+            .send_sges(send_elements)
+            .recv_sges(1)
+            .keepalive(keepalive)
+            // The peer needs a key of memory that was exposed with the right.
+            .peer_access(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+    }
+
+    /// Starts the handshake with `start`.
+    pub(crate) fn start(
+        mut self,
+        start: impl FnOnce(
+            EndpointBuilder<'_>,
+            &mut EndpointSet,
+            Vec<Buffer>,
+        ) -> rdma_safe::Result<Handshake<SetConnection>>,
+    ) -> Result<Opening<S>> {
+        let receives = std::mem::take(&mut self.receives);
+        let builder = self.builder();
+        let queue = self.driver.queue(self.pd.context(), &builder)?;
+        let Options { sends, receives: count, .. } = self.options;
+        let handshake = queue.open(sends, count, |set| start(builder, set, receives))?;
+        let guard = Guard { queue, key: handshake.key(), is_done: false };
+        let events = self.driver.shared.events.clone();
+        let source = Source::channel(&events, handshake.channel())?;
+        let deadline = Deadline::new(&events);
+        Ok(Opening { guard, handshake: Some(handshake), source: Some(source), deadline, plan: self })
+    }
+}
+
+/// A connection whose handshake is in progress. Dropping it ends the handshake.
+pub(crate) struct Opening<S: Sharing> {
+    // Dropped first: it removes the endpoint and then drops the buffers, without the lock.
+    guard: Guard<S>,
+    handshake: Option<Handshake<SetConnection>>,
+    source: Option<Source<S>>,
+    deadline: Deadline<S>,
+    plan: Plan<S>,
+}
+
+struct Guard<S: Sharing> {
+    queue: S::Rc<Queue<S>>,
+    key: EndpointKey,
+    is_done: bool,
+}
+
+impl<S: Sharing> Drop for Guard<S> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.queue.remove(self.key);
+        }
+    }
+}
+
+impl<S: Sharing> Unpin for Opening<S> {}
+
+impl<S: Sharing> Future for Opening<S> {
+    type Output = Result<Connection<S>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Opening { guard, handshake, source, deadline, plan } = &mut *self;
+        loop {
+            let (Some(current), Some(events)) = (handshake.take(), source.as_ref()) else { return Poll::Pending };
+            match guard.queue.advance_opening(current) {
+                Ok(Progress::Ready(connection)) => {
+                    let Some(source) = source.take() else { return Poll::Pending };
+                    guard.is_done = true;
+                    return Poll::Ready(Ok(plan.connection(&guard.queue, connection, source)));
+                }
+                Ok(Progress::Pending(current)) => {
+                    let until = current.deadline();
+                    *handshake = Some(current);
+                    if events.poll_ready(context).is_pending() && deadline.poll(until, context).is_pending() {
+                        return Poll::Pending;
+                    }
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl<S: Sharing> Plan<S> {
+    fn connection(&self, queue: &S::Rc<Queue<S>>, connection: SetConnection, source: Source<S>) -> Connection<S> {
+        let facts = Facts {
+            local: connection.local_address(),
+            peer: connection.peer_address(),
+            private_data: connection.private_data().to_vec(),
+            max_message: self.options.message_size.try_into().unwrap_or(u32::MAX),
+        };
+        let inner = Inner {
+            queue: queue.clone(),
+            key: connection.key(),
+            pool: self.pool.clone(),
+            pd: self.pd.clone(),
+            facts,
+            linger: self.options.linger,
+            driver: self.driver.clone(),
+        };
+        Queue::establish(queue, connection, source);
+        Connection { inner: S::rc(inner) }
+    }
+}
+
+/// Posts the receives of a connection.
+pub(crate) fn post_receives(
+    endpoint: &mut rdma_safe::endpoint::EndpointMut<'_>,
+    buffers: Vec<Buffer>,
+) -> rdma_safe::Result<()> {
+    for buffer in buffers {
+        endpoint.receive(buffer)?;
+    }
+    Ok(())
+}
+
+impl From<rdma_safe::cm::DisconnectError> for Error {
+    fn from(error: rdma_safe::cm::DisconnectError) -> Self {
+        rdma_safe::Error::from(error).into()
+    }
+}

@@ -1,0 +1,149 @@
+//! Received messages.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rdma_safe::{Buffer, Completion, EndpointKey, Operation};
+
+use crate::connection::Inner;
+use crate::core::Ticket;
+use crate::driver::member::Ended;
+use crate::driver::queue::{Queue, Received};
+use crate::{Result, Sharing, Threads};
+
+/// A received message. Its memory goes back to the receive queue of its connection when it is dropped.
+///
+/// While tasks keep as many messages as the connection has [receives](crate::Connector::receives), the peer has to wait.
+/// To keep the bytes longer, copy them: `message.to_vec()`.
+pub struct Message<S: Sharing = Threads> {
+    /// `None` only while it is being dropped.
+    buffer: Option<Buffer>,
+    immediate: Option<u32>,
+    invalidated: Option<u32>,
+    /// Bytes that the peer has written to other memory.
+    written: Option<u32>,
+    queue: S::Rc<Queue<S>>,
+    key: EndpointKey,
+}
+
+impl<S: Sharing> Message<S> {
+    #[inline(always)]
+    pub(crate) fn new(queue: S::Rc<Queue<S>>, key: EndpointKey, done: Completion) -> Self {
+        let (immediate, invalidated) = (done.imm(), done.invalidated_rkey());
+        let written = (done.operation == Operation::ReceiveWrite).then_some(done.byte_len);
+        Message { buffer: done.buffer, immediate, invalidated, written, queue, key }
+    }
+
+    /// The immediate data that the peer has sent.
+    #[must_use]
+    pub fn immediate(&self) -> Option<u32> {
+        self.immediate
+    }
+
+    /// The key that the peer has invalidated.
+    #[must_use]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        self.invalidated
+    }
+
+    /// The number of bytes that the peer has written to exposed memory with
+    /// [`write_with_immediate`](crate::Connection::write_with_immediate). `None` if this is a message that was sent.
+    #[must_use]
+    pub fn bytes_written(&self) -> Option<u32> {
+        self.written
+    }
+
+    fn give_back(&mut self, buffer: Option<Buffer>) {
+        self.queue.give_back(self.key, buffer);
+    }
+}
+
+impl<S: Sharing> Deref for Message<S> {
+    type Target = [u8];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u8] {
+        self.buffer.as_deref().unwrap_or(&[])
+    }
+}
+
+impl<S: Sharing> AsRef<[u8]> for Message<S> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<Message> for bytes::Bytes {
+    /// The bytes without a copy. The memory goes back to the connection with the last clone.
+    fn from(message: Message) -> Self {
+        bytes::Bytes::from_owner(message)
+    }
+}
+
+impl<S: Sharing> Drop for Message<S> {
+    fn drop(&mut self) {
+        let buffer = self.buffer.take();
+        self.give_back(buffer);
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Message<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("len", &self.len()).field("immediate", &self.immediate).finish_non_exhaustive()
+    }
+}
+
+/// The future of [`Connection::receive`](crate::Connection::receive).
+///
+/// # Errors
+/// [`Error::Failed`](crate::Error::Failed) and [`Error::DriverStopped`](crate::Error::DriverStopped), after the messages that have
+/// arrived.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Receive<'c, S: Sharing> {
+    connection: &'c Inner<S>,
+    ticket: Option<Ticket>,
+}
+
+impl<'c, S: Sharing> Receive<'c, S> {
+    #[inline(always)]
+    pub(crate) fn new(connection: &'c Inner<S>) -> Self {
+        Receive { connection, ticket: None }
+    }
+}
+
+impl<S: Sharing> Future for Receive<'_, S> {
+    type Output = Result<Option<Message<S>>>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let connection = self.connection;
+        let ticket = self.ticket.take();
+        match connection.queue.receive(connection.key, ticket, context) {
+            Received::Message(done) => Poll::Ready(Ok(Some(connection.message(done)))),
+            Received::Waiting(ticket) => {
+                self.ticket = Some(ticket);
+                Poll::Pending
+            }
+            Received::Ended(Ended::Disconnected | Ended::Closed) => Poll::Ready(Ok(None)),
+            Received::Ended(ended) => Poll::Ready(Err(ended.error())),
+        }
+    }
+}
+
+impl<S: Sharing> Drop for Receive<'_, S> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.connection.queue.leave_readers(self.connection.key, ticket);
+        }
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Receive<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receive").field("waits", &self.ticket.is_some()).finish_non_exhaustive()
+    }
+}
