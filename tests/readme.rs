@@ -48,7 +48,7 @@ fn run(program: &Path, arguments: &[&str]) -> String {
 #[test]
 fn the_samples_of_the_readme_run_on_soft0_without_warnings() {
     let samples = samples();
-    let [endpoints, by_address] = &samples[..] else { panic!("{} samples", samples.len()) };
+    let [endpoints, by_address, asynchronous] = &samples[..] else { panic!("{} samples", samples.len()) };
     let library = library("build", "rlib");
     let program = compile(endpoints, "endpoints", &library);
     assert_eq!(run(&program, &[]), "Receive: Some(\"hello\")\nSend: Some(\"hello\")\n");
@@ -56,4 +56,14 @@ fn the_samples_of_the_readme_run_on_soft0_without_warnings() {
     let [.., a, b] = std::process::id().to_be_bytes();
     let program = compile(by_address, "by_address", &library);
     assert_eq!(run(&program, &[&format!("127.201.{a}.{b}:7471")]), "Receive: Some(\"hello\")\n");
+    // It needs more crates, so it is an example.
+    let example = fs::read_to_string(Path::new(ROOT).join("examples/hello_async.rs")).expect("the example can be read");
+    assert_eq!(example.split_once("\n\n").expect("a comment comes first").1, format!("{asynchronous}\n"));
+    let mut build = Command::new(env!("CARGO"));
+    build.current_dir(ROOT).args(["build", "--package", "rdma-examples", "--example", "hello_async"]);
+    assert!(build.status().expect("cargo starts").success());
+    let built = library.with_file_name("examples/hello_async");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hello_async-{}", std::process::id()));
+    fs::copy(built, &program).expect("the example can be copied");
+    assert_eq!(run(&program, &[]), "Some(\"hello\")\n");
 }

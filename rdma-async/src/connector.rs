@@ -10,6 +10,7 @@ use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads};
 ///
 /// Its connections share a driver. They also share a protection domain for each device, and with it memory.
 #[derive(Clone, Debug)]
+#[must_use = "a connector connects only when asked to"]
 pub struct Connector<S: Sharing = Threads> {
     driver: Driver<S>,
     connector: cm::Connector,
@@ -28,7 +29,6 @@ impl Connector {
 
 impl<S: Sharing> Connector<S> {
     /// A connector with this driver.
-    #[must_use]
     pub fn with_driver(driver: &Driver<S>) -> Self {
         Connector { driver: driver.clone(), connector: cm::Connector::new(), options: Options::default() }
     }
@@ -38,7 +38,6 @@ impl<S: Sharing> Connector<S> {
     );
 
     /// Uses this domain for connections on its device, instead of opening the device.
-    #[must_use]
     pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
         self.connector = self.connector.pd(pd);
         self

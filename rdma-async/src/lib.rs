@@ -97,7 +97,7 @@ pub use connector::{Connector, connect};
 pub use driver::{Driver, DriverBuilder, Idle, Runner, Statistics, Turn};
 pub use error::{Error, Failed, Result};
 pub use listener::{Listener, ListenerBuilder};
-pub use operation::{Memory, Operation};
+pub use operation::{Memory, Operation, Posting};
 pub use receive::{Message, Receive};
 pub use resolve::Destination;
 pub use sharing::{Local, Sharing, Threads};

@@ -12,7 +12,7 @@ use rdma_safe::{Buffer, Completion, Gather, Work};
 use crate::connection::Inner;
 use crate::core::{Slot, Ticket};
 use crate::driver::member::Ended;
-use crate::driver::queue::Posted;
+use crate::driver::state::Posted;
 use crate::{Error, Failed, Sharing};
 
 /// An operation of a [`Connection`](crate::Connection). Its result is its memory: a [`Buffer`] or a [`Gather`].
@@ -69,6 +69,15 @@ impl<'c, S: Sharing, M> Operation<'c, S, M> {
     pub(crate) fn new(connection: &'c Inner<S>, work: Work<'static>) -> Self {
         Operation { connection, state: State::New(work), memory: PhantomData }
     }
+
+    /// Waits only until the operation is posted. Its memory is dropped when it has completed.
+    ///
+    /// For messages whose arrival the peer confirms by a reply: this saves the wake-up for the completion. If the operation
+    /// fails later, the connection fails.
+    #[inline(always)]
+    pub fn posted(self) -> Posting<'c, S, M> {
+        Posting(self)
+    }
 }
 
 impl<S: Sharing, M: Memory> Future for Operation<'_, S, M> {
@@ -88,8 +97,8 @@ impl<S: Sharing, M: Memory> Future for Operation<'_, S, M> {
             };
         }
         let posted = match mem::replace(&mut self.state, State::Finished) {
-            State::New(work) => queue.post(*key, work, context),
-            State::Waiting(work, ticket) => queue.post_waiting(*key, work, ticket, context),
+            State::New(work) => queue.post(*key, work, true, context),
+            State::Waiting(work, ticket) => queue.post_waiting(*key, work, ticket, true, context),
             State::InFlight(_) | State::Finished => return Poll::Pending,
         };
         match posted {
@@ -99,6 +108,36 @@ impl<S: Sharing, M: Memory> Future for Operation<'_, S, M> {
             }
             Posted::Full(work, ticket) => {
                 self.state = State::Waiting(work, ticket);
+                Poll::Pending
+            }
+            Posted::Failed(failed) => Poll::Ready(Err(failed)),
+        }
+    }
+}
+
+/// The future of [`Operation::posted`].
+///
+/// # Errors
+/// [`Failed`], with the memory.
+#[must_use = "a future does nothing unless it is polled"]
+#[derive(Debug)]
+pub struct Posting<'c, S: Sharing, M>(Operation<'c, S, M>);
+
+impl<S: Sharing, M> Future for Posting<'_, S, M> {
+    type Output = Result<(), Failed>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Inner { queue, key, .. } = self.0.connection;
+        let posted = match mem::replace(&mut self.0.state, State::Finished) {
+            State::New(work) => queue.post(*key, work, false, context),
+            State::Waiting(work, ticket) => queue.post_waiting(*key, work, ticket, false, context),
+            State::InFlight(_) | State::Finished => return Poll::Pending,
+        };
+        match posted {
+            Posted::InFlight(_) => Poll::Ready(Ok(())),
+            Posted::Full(work, ticket) => {
+                self.0.state = State::Waiting(work, ticket);
                 Poll::Pending
             }
             Posted::Failed(failed) => Poll::Ready(Err(failed)),

@@ -34,14 +34,12 @@ impl Default for Options {
 macro_rules! setters {
     ($private_data:literal) => {
         /// Operations that can be in flight on a connection; 64 by default. Further ones wait.
-        #[must_use]
         pub fn sends(mut self, operations: u32) -> Self {
             self.options.sends = operations.max(1);
             self
         }
 
         /// Receives of a connection; 64 by default. They bound the messages that have arrived or that tasks keep.
-        #[must_use]
         pub fn receives(mut self, messages: u32) -> Self {
             self.options.receives = messages.max(1);
             self
@@ -50,42 +48,36 @@ macro_rules! setters {
         /// The longest message that a connection can receive, in bytes; 4096 by default.
         ///
         /// Each connection has memory for as many messages as it has receives.
-        #[must_use]
         pub fn message_size(mut self, bytes: usize) -> Self {
             self.options.message_size = bytes;
             self
         }
 
         /// Most elements of a list to send, write or read; 4 by default.
-        #[must_use]
         pub fn send_elements(mut self, elements: u32) -> Self {
             self.options.send_elements = elements.max(1);
             self
         }
 
         /// Time within which a silent death of the peer is noticed; 10 s by default. `None` disables it.
-        #[must_use]
         pub fn keepalive(mut self, within: impl Into<Option<std::time::Duration>>) -> Self {
             self.options.keepalive = within.into();
             self
         }
 
         /// Time for operations in flight to complete when a connection is closed or dropped; 2 s by default.
-        #[must_use]
         pub fn linger(mut self, time: std::time::Duration) -> Self {
             self.options.linger = time;
             self
         }
 
         /// Time for the peer to answer in a handshake; 10 s by default.
-        #[must_use]
         pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
             self.options.timeout = timeout;
             self
         }
 
         #[doc = $private_data]
-        #[must_use]
         pub fn private_data(mut self, bytes: impl Into<Vec<u8>>) -> Self {
             self.options.private_data = bytes.into();
             self

@@ -11,7 +11,8 @@ use rdma_safe::{Buffer, Completion, EndpointKey, Operation};
 use crate::connection::Inner;
 use crate::core::Ticket;
 use crate::driver::member::Ended;
-use crate::driver::queue::{Queue, Received};
+use crate::driver::queue::Queue;
+use crate::driver::state::Received;
 use crate::{Result, Sharing, Threads};
 
 /// A received message. Its memory goes back to the receive queue of its connection when it is dropped.

@@ -6,6 +6,7 @@ mod poller;
 pub(crate) mod queue;
 mod run;
 mod spin;
+pub(crate) mod state;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,8 @@ use rdma_safe::{Context, EndpointBuilder, EndpointSet, ProtectionDomain};
 
 use crate::{Error, Result, Sharing, Threads};
 use events::Events;
-use queue::{Counts, Queue};
+use queue::Queue;
+use state::Counts;
 
 pub use run::{Runner, Turn};
 pub use spin::Idle;
@@ -280,6 +282,8 @@ impl<S: Sharing> Driver<S> {
         let set = EndpointSet::builder(context, entries).events(true).build()?;
         let queue = S::rc(Queue::new(set, &self.shared.events)?);
         S::with(&self.shared.queues, |queues| queues.push(queue.clone()));
+        // The runner arms only the queues that it knows.
+        self.shared.events.poller.wake();
         if self.shared.stopped.load(Ordering::Acquire) {
             // The driver has stopped in the meantime.
             queue.stop();

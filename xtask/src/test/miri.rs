@@ -30,6 +30,7 @@ const QUICK: &[(&str, &str)] = &[
     ("rdma-safe", "--test=cm_turns"),
     ("rdma-safe", "--test=cm_names"),
     ("rdma-pool", "--lib"),
+    ("rdma-async", "--lib"),
 ];
 /// A target that takes long. Miri runs one thread at a time, so its tests are split into one program per processor.
 struct Long {

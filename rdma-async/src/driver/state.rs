@@ -1,0 +1,330 @@
+//! What the lock of a queue protects.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, PollError, Work};
+
+use super::events::Source;
+use super::member::{Ended, Member};
+use crate::core::{Finished, Slot, Slots, Ticket};
+use crate::effects::Effects;
+use crate::{Error, Failed, Sharing};
+
+/// What the lock of a queue protects.
+pub(super) struct State<S: Sharing> {
+    pub(super) set: EndpointSet,
+    /// Indexed by the number of the endpoint in the set.
+    pub(super) members: Vec<Option<Box<Member<S>>>>,
+    /// Operations in flight. `None` as a result: the endpoint was removed before the completion was taken.
+    pub(super) slots: Slots<Option<Completion>>,
+    /// Connections that this side is closing.
+    pub(super) leaving: Vec<EndpointKey>,
+    /// Why no connection of the queue works any more.
+    pub(super) broken: Option<Ended>,
+    /// Reports events of the completion queue.
+    pub(super) _source: Source<S>,
+    pub(super) counts: Counts,
+}
+
+/// Counts of a queue since it was created.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) posted: u64,
+    pub(crate) completed: u64,
+    pub(crate) failed: u64,
+    pub(crate) received: u64,
+    pub(crate) waited: u64,
+    pub(crate) starved: u64,
+}
+
+/// Most completions to take while the lock is held.
+const BATCH: usize = 32;
+
+/// The result of posting.
+pub(crate) enum Posted {
+    /// The operation is in flight.
+    InFlight(Slot),
+    /// The send queue is full. The ticket is notified when there is room.
+    Full(Work<'static>, Ticket),
+    /// It was not posted.
+    Failed(Failed),
+}
+
+/// The result of asking for a message.
+pub(crate) enum Received {
+    Message(Completion),
+    Waiting(Ticket),
+    Ended(Ended),
+}
+
+impl<S: Sharing> State<S> {
+    #[inline(always)]
+    pub(super) fn member(&mut self, key: EndpointKey) -> Option<&mut Member<S>> {
+        self.members.get_mut(key.index())?.as_deref_mut().filter(|member| member.key == key)
+    }
+
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        key: EndpointKey,
+        work: Work<'static>,
+        awaited: bool,
+        waker: Waker,
+    ) -> (Posted, Option<Waker>) {
+        let State { members, set, slots, counts, broken, .. } = self;
+        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
+        let Some(member) = member.filter(|member| member.key == key) else {
+            return (Posted::Failed(refuse(work, Ended::of_removed(broken).error())), Some(waker));
+        };
+        if let Some(ended) = &member.ended {
+            return (Posted::Failed(refuse(work, ended.error())), Some(waker));
+        }
+        if !member.has_room() {
+            counts.waited += 1;
+            return (Posted::Full(work, member.room.join(waker)), None);
+        }
+        post_to(set, member, slots, counts, work, awaited, waker)
+    }
+
+    /// Takes a message. Also returns wakers to drop.
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        key: EndpointKey,
+        ticket: Option<Ticket>,
+        waker: Waker,
+    ) -> (Received, [Option<Waker>; 2]) {
+        let State { members, counts, broken, .. } = self;
+        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
+        let Some(member) = member.filter(|member| member.key == key) else {
+            return (Received::Ended(Ended::of_removed(broken)), [Some(waker), None]);
+        };
+        let received = match (member.inbox.pop_front(), &member.ended) {
+            (Some(message), _) => {
+                member.kept += 1;
+                Received::Message(message)
+            }
+            (None, Some(ended)) => Received::Ended(ended.clone()),
+            (None, None) => {
+                counts.starved += u64::from(member.kept == member.receives);
+                let Some(ticket) = ticket else {
+                    return (Received::Waiting(member.readers.join(waker)), [None, None]);
+                };
+                if member.readers.is_notified(&ticket) {
+                    // Another task has taken the message.
+                    member.readers.rejoin(&ticket, waker);
+                    return (Received::Waiting(ticket), [None, None]);
+                }
+                let before = member.readers.set_waker(&ticket, waker);
+                return (Received::Waiting(ticket), [Some(before), None]);
+            }
+        };
+        (received, [Some(waker), ticket.and_then(|ticket| member.readers.leave(ticket).1)])
+    }
+
+    #[cold]
+    pub(super) fn post_waiting(
+        &mut self,
+        key: EndpointKey,
+        work: Work<'static>,
+        ticket: Ticket,
+        awaited: bool,
+        waker: Waker,
+        effects: &mut Effects,
+    ) -> Posted {
+        let State { members, set, slots, counts, broken, .. } = self;
+        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
+        let Some(member) = member.filter(|member| member.key == key) else {
+            effects.drop_waker(Some(waker));
+            return Posted::Failed(refuse(work, Ended::of_removed(broken).error()));
+        };
+        if let Some(ended) = &member.ended {
+            let error = ended.error();
+            effects.drop_waker(Some(waker));
+            effects.drop_waker(member.room.leave(ticket).1);
+            return Posted::Failed(refuse(work, error));
+        }
+        if !member.room.is_notified(&ticket) {
+            effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
+            return Posted::Full(work, ticket);
+        }
+        if member.is_full() {
+            // Another operation has taken the place.
+            member.room.rejoin(&ticket, waker);
+            return Posted::Full(work, ticket);
+        }
+        member.room.leave(ticket);
+        let (posted, unused) = post_to(set, member, slots, counts, work, awaited, waker);
+        effects.drop_waker(unused);
+        if let Posted::Failed(_) = posted {
+            if let Some(next) = member.room.notify() {
+                effects.wake(next);
+            }
+        }
+        posted
+    }
+
+    #[inline]
+    pub(super) fn sweep(&mut self, effects: &mut Effects) -> usize {
+        for swept in 0..BATCH {
+            match self.set.poll() {
+                Ok(Some((key, completion))) => self.deliver(key, completion, effects),
+                Ok(None) => return swept,
+                // The endpoint takes no more work, and its completions fail.
+                Err(PollError::NotInFlight { .. }) => {}
+                Err(error) => {
+                    if self.broken.is_none() {
+                        self.fail_all(&Ended::Failed(Arc::new(error.into())), effects);
+                    }
+                    return swept;
+                }
+            }
+        }
+        BATCH
+    }
+
+    /// Hands a completion to the task that waits for it.
+    #[inline]
+    pub(super) fn deliver(&mut self, key: EndpointKey, completion: Completion, effects: &mut Effects) {
+        let member = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
+        let Some(member) = member.filter(|member| member.key == key) else {
+            effects.drop_completion(completion);
+            return;
+        };
+        if completion.status != rdma_safe::WcStatus::SUCCESS {
+            self.counts.failed += 1;
+            return self.deliver_failed(key, completion, effects);
+        }
+        if completion.id.is_receive() {
+            self.counts.received += 1;
+            member.inbox.push_back(completion);
+            if let Some(waker) = member.readers.notify() {
+                effects.wake(waker);
+            }
+            return;
+        }
+        self.counts.completed += 1;
+        let slot = member.completed(completion.id.sequence());
+        match self.slots.complete(slot, Some(completion)) {
+            Finished::Wake(waker) => effects.wake(waker),
+            Finished::Drop(Some(completion)) => effects.drop_completion(completion),
+            Finished::Drop(None) => {}
+        }
+        if let Some(waker) = member.room.notify() {
+            effects.wake(waker);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn deliver_failed(&mut self, key: EndpointKey, completion: Completion, effects: &mut Effects) {
+        let Some(member) = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else { return };
+        let is_operation = !completion.id.is_receive() && completion.operation != rdma_safe::Operation::Keepalive;
+        match completion.ok() {
+            Err(failed) => {
+                if member.ended.is_none() {
+                    let ended = Ended::of(&failed);
+                    member.end(&ended, effects);
+                }
+                let completion = *failed.0;
+                if !is_operation {
+                    return effects.drop_completion(completion);
+                }
+                let slot = member.completed(completion.id.sequence());
+                match self.slots.complete(slot, Some(completion)) {
+                    Finished::Wake(waker) => effects.wake(waker),
+                    Finished::Drop(Some(completion)) => effects.drop_completion(completion),
+                    Finished::Drop(None) => {}
+                }
+            }
+            Ok(completion) => effects.drop_completion(completion),
+        }
+    }
+
+    /// Ends all connections, since the queue or its driver no longer works.
+    pub(super) fn fail_all(&mut self, ended: &Ended, effects: &mut Effects) {
+        for member in self.members.iter_mut().flatten() {
+            member.end(ended, effects);
+        }
+        self.broken.get_or_insert_with(|| ended.clone());
+    }
+
+    /// Forgets a connection whose endpoint was removed.
+    pub(super) fn forget(&mut self, key: EndpointKey, effects: &mut Effects) {
+        let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else { return };
+        member.end(&Ended::Closed, effects);
+        for slot in member.take_slots() {
+            match self.slots.complete(slot, None) {
+                Finished::Wake(waker) => effects.wake(waker),
+                Finished::Drop(Some(completion)) => effects.drop_completion(completion),
+                Finished::Drop(None) => {}
+            }
+        }
+        member.inbox.drain(..).for_each(|message| effects.drop_completion(message));
+        member.closers.drain(..).for_each(|waker| effects.wake(waker));
+    }
+
+    pub(super) fn advance_leaving(&mut self, effects: &mut Effects) {
+        let now = Instant::now();
+        let mut index = 0;
+        while let Some(key) = self.leaving.get(index).copied() {
+            match self.advance_leaver(key, now) {
+                None => index += 1,
+                Some(buffers) => {
+                    effects.drop_buffers(buffers);
+                    self.forget(key, effects);
+                    self.leaving.swap_remove(index);
+                }
+            }
+        }
+    }
+
+    /// Advances one connection. Returns the buffers of its endpoint once it is gone.
+    fn advance_leaver(&mut self, key: EndpointKey, now: Instant) -> Option<Vec<Buffer>> {
+        let State { set, members, .. } = self;
+        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
+        let Some(member) = member.filter(|member| member.key == key) else { return Some(Vec::new()) };
+        member.advance_leaving(set, now)
+    }
+
+    /// The next time to look at the queue even if there is no event.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let members =
+            self.leaving.iter().filter_map(|key| self.members.get(key.index())?.as_deref()?.leaving_deadline());
+        members.chain(self.set.keepalive_due()).min()
+    }
+}
+
+/// Posts an operation to a connection that has room.
+#[inline(always)]
+fn post_to<S: Sharing>(
+    set: &mut EndpointSet,
+    member: &mut Member<S>,
+    slots: &mut Slots<Option<Completion>>,
+    counts: &mut Counts,
+    work: Work<'static>,
+    awaited: bool,
+    waker: Waker,
+) -> (Posted, Option<Waker>) {
+    let Some(mut endpoint) = set.endpoint(member.key) else {
+        return (Posted::Failed(refuse(work, Error::Closed)), Some(waker));
+    };
+    match endpoint.post(work) {
+        Ok(id) => {
+            let (slot, unused) = if awaited { (slots.insert(waker), None) } else { (Slot::NONE, Some(waker)) };
+            member.posted(id.sequence(), slot);
+            counts.posted += 1;
+            (Posted::InFlight(slot), unused)
+        }
+        Err(rejected) => (Posted::Failed(Failed::rejected(rejected)), Some(waker)),
+    }
+}
+
+/// Returns the memory of work that is not posted.
+#[cold]
+fn refuse(work: Work<'static>, error: Error) -> Failed {
+    let (buffer, list) = work.into_memory();
+    Failed { error, buffer, list }
+}
