@@ -46,7 +46,7 @@ pub enum Error {
     },
 
     /// `ibv_open_device(3)` failed.
-    #[error("ibv_open_device({device}) failed: {errno}; {}", advice_on_opening(*errno))]
+    #[error("ibv_open_device({device}) failed: {errno}; {}", advice_on_opening(device, *errno))]
     OpenDevice {
         /// Name of the device.
         device: String,

@@ -52,7 +52,7 @@ pub(crate) use cq::{Armed, Completions, Cq, Overrun};
 pub(crate) use events::Context;
 pub(crate) use host::{Identity, Shared};
 pub(crate) use keys::{Binding, Registration};
-pub(crate) use lock::{Device, Locked, device, existing, setup_error};
+pub(crate) use lock::{Device, Locked, device, existing, open_errno, setup_error};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
 pub(crate) use qp::{PKEY, Qp};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};
