@@ -24,7 +24,7 @@ extern "C" fn at_exit() {
     let has_reports = if device::is_child() {
         HAS_CHILD_REPORTED.load(Ordering::Relaxed)
     } else {
-        crate::control::report_leaks();
+        device::report_leaks_at_exit();
         with(|check| check.summarize()).unwrap_or(false)
     };
     let status = STATUS.load(Ordering::Relaxed);

@@ -9,6 +9,7 @@
 mod exit;
 mod flight;
 mod kind;
+mod leaks;
 mod memory;
 mod options;
 mod output;
@@ -24,15 +25,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub(crate) use exit::used_after_fork;
-pub(crate) use flight::{Element, Owner, Posted};
+pub(crate) use flight::{Element, Owner, Posted, TooLong};
 pub use kind::Kind;
+pub(crate) use leaks::{Left, Object, created, destroyed};
 pub(crate) use memory::is_readable;
 pub use options::{Options, OptionsError};
 pub(crate) use regions::{Attempt, Registered};
-pub use report::{Region, Report};
+pub use report::{LeakedObject, Region, Report};
 
 use crate::transport::Time;
 use flight::Flights;
+use leaks::Origins;
 use output::Output;
 use queues::Queues;
 use regions::Regions;
@@ -60,6 +63,7 @@ pub(crate) struct Checker {
     flights: Flights,
     regions: Regions,
     queues: Queues,
+    origins: Origins,
 }
 
 fn lock() -> MutexGuard<'static, Option<Checker>> {
@@ -192,6 +196,7 @@ impl Checker {
             reported: HashSet::new(),
             regions: Regions::new(),
             queues: Queues::default(),
+            origins: Origins::default(),
         }
     }
 

@@ -21,7 +21,7 @@ use super::Kind;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Whether to record a backtrace of each post. That makes posting much slower.
+    /// Whether to record a backtrace of each post, and of the creation of each object. That makes both much slower.
     pub backtrace: bool,
     /// Kinds that are not reported.
     pub suppressed: Vec<Kind>,
@@ -35,7 +35,7 @@ pub struct Options {
     pub bytes: usize,
     /// Limit of registered memory in bytes. Without it, `ulimit -l` applies unless the process has `CAP_IPC_LOCK`.
     pub memlock: Option<u64>,
-    /// Reports of each kind that are written. Further ones are only counted.
+    /// Reports of each kind that are written, and leaked objects of a report. Further ones are only counted.
     pub limit: usize,
 }
 
