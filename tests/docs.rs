@@ -226,3 +226,24 @@ fn functions_with_an_alias_in_rdma_safe_are_listed_as_offered() {
     }
     assert!(found > 50, "{found} aliases");
 }
+
+/// Names of the Cargo features of a crate.
+fn features(manifest: &str) -> Vec<&str> {
+    let section = manifest.split("\n[features]\n").nth(1).and_then(|rest| rest.split("\n[").next());
+    let names = section.unwrap_or_default().lines().filter_map(|line| line.split_once(" = "));
+    names.map(|(name, _)| name).filter(|name| !name.starts_with('#')).collect()
+}
+
+#[test]
+fn the_readme_and_the_crate_documentation_list_every_feature() {
+    let manifest = source("rdma-safe/Cargo.toml");
+    let features = features(&manifest);
+    assert!(features.contains(&"soft"), "{features:?}");
+    for (file, row) in [("rdma-safe/README.md", "| `"), ("rdma-safe/src/lib.rs", "//! | `")] {
+        let text = source(file);
+        for feature in &features {
+            let row = format!("{row}{feature}` | ");
+            assert!(text.lines().any(|line| line.starts_with(&row)), "{file} does not list the feature {feature}");
+        }
+    }
+}

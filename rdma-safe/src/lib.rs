@@ -72,6 +72,17 @@
 //! | share a domain and its regions with another process | [`Context::command_fd`] at the owner, [`Context::import`] at the other |
 //! | exchange objects with other code | `from_raw`, `as_raw` of each type |
 //!
+//! # Cargo features
+//!
+//! None is enabled by default.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `bytes` | `Bytes` from received buffers without a copy, and `Bytes` as [`mr::ReadOnly`] memory to send |
+//! | `memmap2` | file mappings as memory: `MmapMut` as [`mr::Memory`], `Mmap` as [`mr::ReadOnly`] |
+//! | `serde` | `Serialize` and `Deserialize` for [`QueuePairAddress`], [`RemoteMemory`], [`Gid`], [`Mtu`] and [`qp::Ece`] |
+//! | `soft` | the module `soft`: a software RNIC in the process, and its checker |
+//!
 //! # Errors
 //!
 //! Control-path calls return [`Error`], which names the function ([`error::Verb`]), its `errno` and what to change. A

@@ -29,6 +29,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+/// The checker: finds programs that misuse the device. Same as `rdma_soft::check`.
+#[doc(inline)]
+pub use rdma_soft::check;
 pub use rdma_soft::faults::{Faults, FaultsError};
 pub use rdma_soft::{Objects, PortCounters, counters, objects, remove, set_faults, setup_error};
 use rdma_sys::{AlreadyLoaded, LoadError, Verbs};

@@ -1,7 +1,6 @@
 //! Functions for the device of this process that verbs do not have.
 
-use crate::check;
-use crate::device::{self, State, device};
+use crate::device::{self, device};
 use crate::faults::{Faults, FaultsError};
 
 /// Number of objects in the device of this process. Tests use it to find leaks.
@@ -96,42 +95,4 @@ pub fn remove() {
 #[must_use]
 pub fn setup_error() -> Option<&'static str> {
     device::setup_error()
-}
-
-/// Reports the objects that are left in a context that is closed.
-pub(crate) fn report_left(state: &State, context: u32) {
-    check::with(|check| {
-        let is_of = |pd: u32| state.pds.get(pd) == Some(&context);
-        let objects = [
-            (state.qps.values().filter(|qp| qp.id.context == context).count(), "queue pairs"),
-            (state.shared.cqs.iter().filter(|(_, cq)| cq.context == context).count(), "completion queues"),
-            (state.shared.srqs.iter().filter(|(_, srq)| srq.context == context).count(), "shared receive queues"),
-            (check.regions(is_of), "memory regions"),
-            (state.pds.iter().filter(|(pd, _)| is_of(*pd)).count(), "protection domains"),
-        ];
-        check.leaked(&objects, "a context is closed");
-    });
-}
-
-/// Reports the objects that are left when the process ends.
-///
-/// Contexts and protection domains are no leak: librdmacm keeps one of each for all ids.
-pub(crate) fn report_leaks() {
-    if !check::is_active() {
-        return;
-    }
-    let objects = objects();
-    check::with(|check| {
-        let objects = [
-            (objects.queue_pairs, "queue pairs"),
-            (objects.completion_queues, "completion queues"),
-            (objects.completion_channels, "completion channels"),
-            (objects.shared_receive_queues, "shared receive queues"),
-            (objects.memory_regions, "memory regions"),
-            (objects.memory_windows, "memory windows"),
-            (objects.event_channels, "event channels"),
-            (objects.cm_ids, "ids"),
-        ];
-        check.leaked(&objects, "the process ends");
-    });
 }

@@ -1,5 +1,6 @@
 //! Shared payloads, and lists of memory for one piece of work.
 
+use std::any::type_name;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -132,12 +133,17 @@ fn slices_are_checked_and_frozen_buffers_thaw() {
     assert_eq!(*buffer, *b"0123456789", "the whole buffer");
     buffer[0] = b'x';
 
+    let registered_as = |reason: ReclaimReason| match reason {
+        ReclaimReason::OtherType { registered, .. } => registered,
+        other => panic!("{other}"),
+    };
     let other = error_of(buffer.freeze().into_memory::<Vec<u8>>());
-    assert!(matches!(other.reason, ReclaimReason::OtherType { .. }), "{other}");
+    assert_eq!(registered_as(other.reason), type_name::<Buffer>());
     let read_only = error_of(pd.share(b"constant".to_vec()).unwrap().into_buffer());
-    assert!(matches!(read_only.reason, ReclaimReason::OtherType { .. }), "{read_only}");
+    assert_eq!(registered_as(read_only.reason), type_name::<Vec<u8>>());
     let other = error_of(read_only.part.unwrap().into_memory::<String>());
-    assert!(other.to_string().contains("it is not a alloc::string::String"), "{other}");
+    let text = "it was registered as alloc::vec::Vec<u8>, not as alloc::string::String";
+    assert!(other.to_string().contains(text), "{other}");
     assert_eq!(other.part.unwrap().into_memory::<Vec<u8>>().unwrap(), b"constant");
 
     let refused = error_of(pd.registration(Access::REMOTE_READ).share(vec![1]));
@@ -398,4 +404,21 @@ fn lists_of_up_to_four_elements_allocate_nothing() {
     };
     round();
     assert_eq!(allocations(|| (0..20).for_each(|_| round())), 0);
+}
+
+#[test]
+fn an_empty_list_is_an_empty_message() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let (mut a, mut b) = connected(rdma.endpoint(&pd));
+    b.receive(pd.allocate(10).unwrap()).unwrap();
+    b.receive_list(Gather::new()).unwrap();
+    for _ in 0..2 {
+        a.send_list(Gather::new()).unwrap();
+        assert!(sent(&mut a).unwrap().is_empty());
+    }
+    let first = b.wait(DEADLINE).unwrap().ok().unwrap();
+    assert_eq!((first.byte_len, first.buffer.unwrap().len()), (0, 0));
+    let second = b.wait(DEADLINE).unwrap().ok().unwrap();
+    assert!(second.byte_len == 0 && second.list.unwrap().is_empty());
 }

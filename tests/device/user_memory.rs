@@ -1,8 +1,9 @@
 //! Memory of the user's own that is registered, and comes back.
 
+use std::any::type_name;
 use std::fs::File;
 
-use rdma_safe::mr::{Memory, Pages, ReclaimReason};
+use rdma_safe::mr::{JoinReason, Memory, Pages, ReclaimReason};
 use rdma_safe::{Access, Buffer, Endpoint, Error, ProtectionDomain, RemoteMemory, Work};
 
 use crate::support::link::connected;
@@ -82,7 +83,14 @@ fn memory_comes_back_only_after_its_last_use() {
     assert_eq!((head.len(), tail.len()), (10, 2000), "the parts are unchanged");
 
     let other = error_of(head.into_memory::<Box<[u8]>>());
-    assert!(matches!(other.reason, ReclaimReason::OtherType { expected } if expected.contains("[u8]")), "{other}");
+    let types = (type_name::<Box<[u8]>>(), type_name::<Vec<u8>>());
+    assert!(
+        matches!(other.reason, ReclaimReason::OtherType { expected, registered } if (expected, registered) == types),
+        "{other}"
+    );
+    let exposed = pd.expose(Pages::new(64).unwrap(), Access::empty()).unwrap();
+    let other_region = error_of(exposed.into_memory::<Vec<u8>>()).to_string();
+    assert!(other_region.contains("it was registered as rdma_safe::mr::backing::Pages, not as"), "{other_region}");
     let mut whole = other.part.unwrap().join(tail).unwrap();
     whole.set_len(5).unwrap();
     whole.fill(9);
@@ -124,10 +132,43 @@ fn cut_buffers_are_joined_in_any_order() {
     let foreign = error_of(Buffer::join_all(parts));
     let (mut parts, whole): (Vec<_>, Vec<_>) = foreign.parts.into_iter().partition(|part| part.len() == 10);
     assert_eq!((parts.len(), whole.len()), (1, 1));
-    let (whole, other) = error_of(whole.into_iter().next().unwrap().join(parts.pop().unwrap()));
+    let unrelated = error_of(whole.into_iter().next().unwrap().join(parts.pop().unwrap()));
+    assert_eq!(unrelated.reason, JoinReason::OtherRegion);
+    let [whole, other] = unrelated.parts;
     assert_eq!((whole.len(), other.len()), (700, 10), "both come back");
-    assert!(whole.into_memory::<Vec<u8>>().unwrap() == bytes);
-    assert!(error_of(Buffer::join_all([])).parts.is_empty());
+
+    let (head, tail) = whole.into_split(200).unwrap();
+    let reversed = error_of(tail.join(head));
+    assert_eq!(reversed.reason, JoinReason::NotAdjacent);
+    let [tail, head] = reversed.parts;
+    assert_eq!((head.len(), tail.len()), (200, 500), "in the order in which they were passed");
+    assert!(head.join(tail).unwrap().into_memory::<Vec<u8>>().unwrap() == bytes);
+    let none = error_of(Buffer::join_all([]));
+    assert!(none.parts.is_empty() && none.reason == JoinReason::NoParts);
+}
+
+/// Joins two buffers and takes their memory back, with the crate's error for both steps.
+fn joined_memory(first: Buffer, second: Buffer) -> rdma_safe::Result<Box<[u8]>> {
+    Ok(first.join(second)?.into_memory()?)
+}
+
+#[test]
+fn errors_of_joining_and_reclaiming_become_errors_of_the_crate() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let (head, tail) = pd.register(vec![1; 20]).unwrap().into_split(10).unwrap();
+    let error = error_of(joined_memory(tail, head));
+    assert!(matches!(error, Error::Join(JoinReason::NotAdjacent)), "{error:?}");
+    assert_eq!(error.to_string(), "the buffers cannot be joined: each must begin where the one before it ends");
+
+    let (head, tail) = pd.register(vec![1; 20]).unwrap().into_split(10).unwrap();
+    let error = error_of(joined_memory(head, tail));
+    assert!(matches!(error, Error::Reclaim(ReclaimReason::OtherType { .. })), "{error:?}");
+    assert!(error.to_string().starts_with("the memory cannot be returned: it was registered as "), "{error}");
+
+    let parts = pd.register(vec![1; 30]).unwrap().into_chunks(10).unwrap();
+    let every_other = || -> rdma_safe::Result<Buffer> { Ok(Buffer::join_all(parts.into_iter().step_by(2))?) };
+    assert!(matches!(error_of(every_other()), Error::Join(JoinReason::NotAdjacent)));
 }
 
 #[test]

@@ -16,8 +16,8 @@ Examples:
   cargo xtask soft -- ibv_rc_pingpong -g 0 localhost
   cargo xtask soft --faults seed=7,drop=0.01,delay=50us -- ib_write_bw
   cargo xtask soft --addr 10.0.0.1 -- ib_send_lat       reachable from other hosts and other RNICs
-  cargo xtask soft --check -- my-program                reports misuse of RDMA memory, queues and keys; status 66
-  cargo xtask soft --check backtrace,suppress=overlap -- my-program";
+  cargo xtask soft --check my-program                   reports misuse of RDMA memory, queues and keys; status 66
+  cargo xtask soft --check=backtrace,suppress=overlap my-program";
 
 /// Run a program that uses libibverbs, in any language, on soft0: a software RNIC in the program's own process
 ///
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     addr: Option<String>,
     /// Report misuse of memory, queues and keys on standard error (RDMA_SOFT_CHECK). OPTIONS are separated by commas:
     /// backtrace, suppress=KIND,KIND, text=FILE, json=FILE, exit=N, bytes=N, memlock=N, limit=N; see docs/soft.md
-    #[arg(long, value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "1")]
+    #[arg(long, value_name = "OPTIONS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     check: Option<String>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
@@ -47,7 +47,12 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     let library = library()?;
     let mut command = args.command(&library, std::env::var_os("LD_PRELOAD"))?;
     let error = command.exec();
-    eprintln!("error: cannot run `{}`: {error}", process::display(&command));
+    let advice = if args.has_separate_options() {
+        "; options of the checker follow an equals sign: --check=OPTIONS"
+    } else {
+        ""
+    };
+    eprintln!("error: cannot run `{}`: {error}{advice}", process::display(&command));
     Ok(process::spawn_error_status(&error))
 }
 
@@ -78,6 +83,11 @@ pub(crate) fn preload(command: &mut Command, library: &Path, others: Option<OsSt
 }
 
 impl Args {
+    /// Whether the command looks like `OPTIONS -- PROGRAM` after `--check`.
+    fn has_separate_options(&self) -> bool {
+        self.check.as_deref() == Some("1") && self.command.get(1).is_some_and(|word| word == "--")
+    }
+
     fn command(&self, library: &Path, preloaded: Option<OsString>) -> Result<Command> {
         let (program, arguments) = self.command.split_first().context("no program")?;
         let mut command = Command::new(program);
@@ -131,12 +141,27 @@ mod tests {
     #[test]
     fn the_checker_has_options_and_defaults() {
         let check = |words: &[&str]| {
-            let args = parse(&[words, &["--", "true"]].concat());
-            variable(&args.command(Path::new("/t/librdma_soft.so"), None).unwrap(), "RDMA_SOFT_CHECK")
+            // With and without the separator, and before the words of the program, which may look like options.
+            let [found, other] = [&["--", "true", "--check=no"][..], &["true", "--check=no"]].map(|program| {
+                let command = parse(&[words, program].concat()).command(Path::new("/t/librdma_soft.so"), None).unwrap();
+                assert_eq!(process::display(&command), "true --check=no");
+                variable(&command, "RDMA_SOFT_CHECK")
+            });
+            assert_eq!(found, other);
+            found
         };
         assert_eq!(check(&[]), None);
         assert_eq!(check(&["--check"]).as_deref(), Some("1"));
-        assert_eq!(check(&["--check", "backtrace,exit=9"]).as_deref(), Some("backtrace,exit=9"));
+        assert_eq!(check(&["--check=backtrace,exit=9"]).as_deref(), Some("backtrace,exit=9"));
+    }
+
+    #[test]
+    fn options_without_an_equals_sign_are_recognised() {
+        assert!(parse(&["--check", "backtrace", "--", "true"]).has_separate_options());
+        for words in [&["--check", "--", "true"][..], &["--check", "true"], &["--check=backtrace", "--", "true", "--"]]
+        {
+            assert!(!parse(words).has_separate_options(), "{words:?}");
+        }
     }
 
     #[test]

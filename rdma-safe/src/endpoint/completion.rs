@@ -10,6 +10,9 @@ use crate::{Buffer, CompletionError, PostError, WcFlags, WcStatus};
 ///
 /// Numbers increase with each posting, separately for sends and receives. A number is reused only if its work was never
 /// posted, for example when a batch was dropped.
+///
+/// The work request has the number as its `wr_id`, which reports of soft0's checker and errors of providers name. See
+/// [`WorkId::wr_id`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub(super) u64);
 
@@ -24,6 +27,17 @@ impl WorkId {
     #[inline(always)]
     pub fn sequence(self) -> u64 {
         self.0 & !RECEIVE
+    }
+
+    /// The `wr_id` of the work request, to find it in reports of soft0's checker or in a trace of the provider.
+    ///
+    /// Bit 63 marks receives; [`FailedWork::error`] leaves it out. Bit 62 without bit 63 marks probes of a
+    /// [keepalive](crate::EndpointBuilder::keepalive). Endpoints use the same numbers, so the number of the queue pair tells their
+    /// work apart ([`Endpoint::address`](crate::Endpoint::address)).
+    #[must_use]
+    #[inline]
+    pub fn wr_id(self) -> u64 {
+        self.0
     }
 
     /// Whether the work is a receive.
@@ -188,7 +202,7 @@ impl Completion {
 pub struct FailedWork(pub Box<Completion>);
 
 impl FailedWork {
-    /// The error without the buffer. Its `wr_id` is the number of the [`WorkId`].
+    /// The error without the buffer. Its `wr_id` is that of the [`WorkId`] without the bit that marks receives.
     #[must_use]
     pub fn error(&self) -> CompletionError {
         let Completion { status, vendor_error, id, .. } = *self.0;

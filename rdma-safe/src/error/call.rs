@@ -3,6 +3,7 @@
 use crate::address::AddressError;
 use crate::cm::CmError;
 use crate::error::{HugePagesError, PagesError, Verb};
+use crate::mr::ReclaimReason;
 use crate::qp::ModifyError;
 use crate::{Errno, Error, PollError, PostError};
 
@@ -52,6 +53,8 @@ impl Error {
             Error::IndirectionTable { errno, .. } => (Verb::CreateRwqIndTable, errno),
             Error::RxHash { errno, .. } => (Verb::CreateQpEx, errno),
             Error::CreateFlow { errno, .. } => (Verb::CreateFlow, errno),
+            Error::Reclaim(ReclaimReason::Deregister { errno }) => (Verb::DeregMr, errno),
+            Error::Reclaim(_) => return None,
             Error::Address(error) => (Verb::CreateAh, errno_of(error)?),
             Error::Modify(error) => match &**error {
                 ModifyError::Refused { errno, .. } => (Verb::ModifyQp, errno),
@@ -107,6 +110,7 @@ impl Error {
             | Error::Post(_)
             | Error::EndpointSetFull { .. }
             | Error::NoSuchEndpoint
+            | Error::Join(_)
             | Error::Poll(_) => return None,
         };
         Some((verb, *errno))

@@ -210,12 +210,14 @@ pub(crate) fn advice(verb: Verb, errno: Errno) -> String {
 }
 
 /// Advice on a device that cannot be opened.
-pub(crate) fn advice_on_opening(errno: Errno) -> &'static str {
-    match errno.0 {
-        // soft0 reports this, and no device of the kernel does.
-        libc::EADDRNOTAVAIL => soft0_error().unwrap_or("soft0 has written the reason to standard error"),
-        _ => "check that /dev/infiniband/uverbs* exists and that this user may open it",
+pub(crate) fn advice_on_opening(device: &str, errno: Errno) -> &'static str {
+    if matches!(errno.0, libc::EMFILE | libc::ENFILE) {
+        return OUT_OF_DESCRIPTORS;
     }
+    if device.starts_with("soft") {
+        return soft0_error().unwrap_or("soft0 has written the reason to standard error");
+    }
+    "check that /dev/infiniband/uverbs* exists and that this user may open it"
 }
 
 /// The reason why soft0 is not available, if it runs in this process.
@@ -248,6 +250,14 @@ mod tests {
         assert!(text.contains("ulimit -l") && error.to_string().contains(text), "{error}");
         assert!(cause(Verb::CreateQp, Errno(libc::ENOMEM)).unwrap().contains("ulimit -l"));
         assert!(!cause(Verb::AllocPd, Errno(libc::ENOMEM)).unwrap().contains("ulimit -l"));
+    }
+
+    #[test]
+    fn advice_on_opening_depends_on_the_device() {
+        let text = |device: &str, errno| Error::OpenDevice { device: device.into(), errno: Errno(errno) }.to_string();
+        assert!(text("soft0", libc::EINVAL).ends_with("; soft0 has written the reason to standard error"));
+        assert!(text("soft0", libc::EMFILE).ends_with(OUT_OF_DESCRIPTORS));
+        assert!(text("mlx5_0", libc::EPERM).contains("/dev/infiniband/uverbs*"));
     }
 
     #[test]

@@ -68,8 +68,8 @@ impl<'a> RegistrationBuilder<'a> {
     ///
     /// # Errors
     /// Like [`ProtectionDomain::expose`]; see also [`RegistrationBuilder::dma_handle`].
-    pub fn expose(self, memory: impl Memory) -> Result<ExposedRegion> {
-        let region = Region::new(self.with_local_write(), Box::new(memory.into_backing()), None);
+    pub fn expose<M: Memory>(self, memory: M) -> Result<ExposedRegion> {
+        let region = Region::new::<M, _>(self.with_local_write(), Box::new(memory.into_backing()), None);
         region.map(ExposedRegion::new).map_err(|(error, _)| error)
     }
 
@@ -77,8 +77,8 @@ impl<'a> RegistrationBuilder<'a> {
     ///
     /// # Errors
     /// Like [`ProtectionDomain::expose_at`]; see also [`RegistrationBuilder::dma_handle`].
-    pub fn expose_at(self, memory: impl Memory, iova: u64) -> Result<ExposedRegion> {
-        let region = Region::new(self.with_local_write(), Box::new(memory.into_backing()), Some(iova));
+    pub fn expose_at<M: Memory>(self, memory: M, iova: u64) -> Result<ExposedRegion> {
+        let region = Region::new::<M, _>(self.with_local_write(), Box::new(memory.into_backing()), Some(iova));
         region.map(ExposedRegion::new).map_err(|(error, _)| error)
     }
 

@@ -1,6 +1,7 @@
 //! Cutting buffers, and joining them again.
 
 use std::fmt;
+use std::result::Result as StdResult;
 use std::sync::Arc;
 
 use super::Buffer;
@@ -37,12 +38,29 @@ impl Buffer {
 
     /// Joins two parts of one region. The length is the whole capacity.
     ///
+    /// ```
+    /// # #[cfg(feature = "soft")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # rdma_safe::soft::install()?;
+    /// let pd = rdma_safe::Device::first()?.open()?.alloc_pd()?;
+    /// let (head, tail) = pd.allocate(100)?.into_split(40)?;
+    ///
+    /// let error = tail.join(head).unwrap_err();
+    /// assert_eq!(error.to_string(), "the buffers cannot be joined: each must begin where the one before it ends");
+    /// let [tail, head] = error.parts;
+    /// assert_eq!(head.join(tail)?.capacity(), 100);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "soft"))]
+    /// # fn main() {}
+    /// ```
+    ///
     /// # Errors
-    /// Returns both parts unless `next` starts where this part ends.
-    pub fn join(mut self, next: Buffer) -> std::result::Result<Buffer, (Buffer, Buffer)> {
+    /// [`JoinError`] returns both parts, unchanged and in this order, unless `next` starts where this part ends.
+    pub fn join(mut self, next: Buffer) -> StdResult<Buffer, JoinError<[Buffer; 2]>> {
         match self.append(next) {
             Ok(()) => Ok(self),
-            Err(next) => Err((self, next)),
+            Err(next) => Err(JoinError::new([self, next])),
         }
     }
 
@@ -70,8 +88,8 @@ impl Buffer {
     /// ```
     ///
     /// # Errors
-    /// [`JoinError`] returns the parts, of which adjacent ones are joined.
-    pub fn join_all(parts: impl IntoIterator<Item = Buffer>) -> std::result::Result<Buffer, JoinError> {
+    /// [`JoinError`] returns the parts in ascending order of addresses. Adjacent ones are joined.
+    pub fn join_all(parts: impl IntoIterator<Item = Buffer>) -> StdResult<Buffer, JoinError<Vec<Buffer>>> {
         let mut parts: Vec<Buffer> = parts.into_iter().collect();
         parts.sort_unstable_by_key(Buffer::address);
         let mut joined: Vec<Buffer> = Vec::new();
@@ -86,13 +104,13 @@ impl Buffer {
             Some(whole) if joined.is_empty() => Ok(whole),
             last => {
                 joined.extend(last);
-                Err(JoinError { parts: joined })
+                Err(JoinError::new(joined))
             }
         }
     }
 
     /// Takes over the bytes of `next`, or returns it unless it starts where this buffer ends.
-    fn append(&mut self, next: Buffer) -> std::result::Result<(), Buffer> {
+    fn append(&mut self, next: Buffer) -> StdResult<(), Buffer> {
         let end = self.address_ptr().as_ptr().wrapping_add(self.capacity());
         if !Arc::ptr_eq(self.region(), next.region()) || next.address_ptr().as_ptr() != end {
             return Err(next);
@@ -112,28 +130,62 @@ impl Buffer {
     }
 }
 
-/// Parts that cannot be joined, because bytes between them are missing or they belong to several regions.
+/// Buffers that were not joined, with the reason.
+///
+/// `P` is `[Buffer; 2]` for [`Buffer::join`] and `Vec<Buffer>` for [`Buffer::join_all`].
 #[non_exhaustive]
-pub struct JoinError {
-    /// The parts in ascending order of addresses; adjacent parts are joined.
-    pub parts: Vec<Buffer>,
+pub struct JoinError<P> {
+    /// Reason of the failure.
+    pub reason: JoinReason,
+    /// The buffers.
+    pub parts: P,
 }
 
-impl fmt::Display for JoinError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.parts.len() {
-            0 => write!(f, "there are no parts to join"),
-            runs => {
-                write!(f, "the parts form {runs} separate buffers: parts between them are missing, or regions differ")
+/// Why buffers cannot be joined.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinReason {
+    /// There are no buffers.
+    #[error("there are none")]
+    NoParts,
+    /// The buffers are parts of different regions.
+    #[error("they are parts of different regions")]
+    OtherRegion,
+    /// Bytes between two buffers are missing, or the buffers were passed to [`Buffer::join`] in the wrong order.
+    #[error("each must begin where the one before it ends")]
+    NotAdjacent,
+}
+
+impl<P: AsRef<[Buffer]>> JoinError<P> {
+    fn new(parts: P) -> Self {
+        let reason = match parts.as_ref() {
+            [] => JoinReason::NoParts,
+            [first, rest @ ..] if rest.iter().all(|part| Arc::ptr_eq(part.region(), first.region())) => {
+                JoinReason::NotAdjacent
             }
-        }
+            _ => JoinReason::OtherRegion,
+        };
+        JoinError { reason, parts }
     }
 }
 
-impl fmt::Debug for JoinError {
+impl<P> fmt::Display for JoinError<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JoinError").field("parts", &self.parts.len()).finish()
+        Error::Join(self.reason).fmt(f)
     }
 }
 
-impl std::error::Error for JoinError {}
+impl<P> fmt::Debug for JoinError<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinError").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<P> std::error::Error for JoinError<P> {}
+
+impl<P> From<JoinError<P>> for Error {
+    /// Drops the buffers.
+    fn from(failed: JoinError<P>) -> Self {
+        Error::Join(failed.reason)
+    }
+}

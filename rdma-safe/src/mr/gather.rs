@@ -145,6 +145,9 @@ impl Piece {
 /// [`Endpoint::receive_list`](crate::Endpoint::receive_list). [`Completion::list`](crate::Completion::list) returns it.
 /// [`EndpointBuilder::send_sges`](crate::EndpointBuilder::send_sges) is the maximum number of elements.
 ///
+/// A list without elements is valid. A send of it is an empty message, which takes a receive of the peer. A write or read of it
+/// transfers no bytes, and a receive into it accepts only an empty message.
+///
 /// Up to four elements need no allocation: the thread reuses the storage of lists that it has dropped.
 ///
 /// ```

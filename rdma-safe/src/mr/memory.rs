@@ -212,10 +212,12 @@ pub enum ReclaimReason {
         others: usize,
     },
     /// The registered memory has a different type.
-    #[error("it is not a {expected}")]
+    #[error("it was registered as {registered}, not as {expected}")]
     OtherType {
         /// Name of the requested type.
         expected: &'static str,
+        /// Name of the type that was registered.
+        registered: &'static str,
     },
     /// The region could not be deregistered. The memory is leaked, because the device may still use it.
     #[error("ibv_dereg_mr failed: {errno}; the memory is leaked, because the device may still use it")]
@@ -236,12 +238,17 @@ impl Region {
     /// Why the region cannot return its memory as an `M`, if it cannot. `this` is one of the owners.
     pub(super) fn reclaimable<M: Memory>(this: &mut Arc<Self>) -> Result<(), ReclaimReason> {
         if this.type_id != TypeId::of::<M::Backing>() {
-            return Err(ReclaimReason::OtherType { expected: type_name::<M>() });
+            return Err(this.other_type::<M>());
         }
         match Arc::get_mut(this) {
             Some(_) => Ok(()),
             None => Err(ReclaimReason::InUse { others: Arc::strong_count(this).saturating_sub(1).max(1) }),
         }
+    }
+
+    /// The reason if the memory is requested as a `T`, but was registered as another type.
+    pub(super) fn other_type<T>(&self) -> ReclaimReason {
+        ReclaimReason::OtherType { expected: type_name::<T>(), registered: self.type_name }
     }
 
     /// Deregisters the region and returns its memory.
@@ -320,7 +327,7 @@ impl RegistrationBuilder<'_> {
         if !access.is_empty() {
             return Err(RegisterError { error: Error::BufferAccess { access }, memory });
         }
-        match Region::new(self.with_local_write(), Box::new(memory.into_backing()), None) {
+        match Region::new::<M, _>(self.with_local_write(), Box::new(memory.into_backing()), None) {
             Ok(region) => Ok(Buffer::whole(region)),
             Err((error, backing)) => Err(RegisterError { error, memory: M::from_backing(*backing) }),
         }
@@ -354,7 +361,7 @@ impl<M> From<RegisterError<M>> for Error {
 
 impl<P> fmt::Display for ReclaimError<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the memory cannot be returned: {}", self.reason)
+        Error::Reclaim(self.reason).fmt(f)
     }
 }
 
@@ -365,3 +372,10 @@ impl<P> fmt::Debug for ReclaimError<P> {
 }
 
 impl<P> std::error::Error for ReclaimError<P> {}
+
+impl<P> From<ReclaimError<P>> for Error {
+    /// Drops the part.
+    fn from(failed: ReclaimError<P>) -> Self {
+        Error::Reclaim(failed.reason)
+    }
+}

@@ -32,7 +32,7 @@ mod reregister;
 mod returned;
 mod shared;
 
-use std::any::TypeId;
+use std::any::{TypeId, type_name};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ pub use advise::Advice;
 pub use backing::{Backing, Pages};
 pub use buffer::Buffer;
 pub use builder::RegistrationBuilder;
-pub use cut::JoinError;
+pub use cut::{JoinError, JoinReason};
 pub use exposed::ExposedRegion;
 pub use gather::{ExposedPart, Gather, IntoIter, Piece};
 pub use huge_pages::{HugePages, PageKind};
@@ -242,6 +242,8 @@ pub(crate) struct Region {
     take_back: unsafe fn(Box<buffer::Part>),
     /// Type of the backing.
     type_id: TypeId,
+    /// Name of the type that was registered, for errors.
+    type_name: &'static str,
 }
 
 // SAFETY: `Registration` is `Send`, and so is the backing. The address is used by the owners of the range.
@@ -250,8 +252,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers `backing` under the address `iova`, or under its own.
-    fn new<B: Backing>(
+    /// Registers `backing`, which was made of a `T`, under the address `iova`, or under its own.
+    fn new<T, B: Backing>(
         builder: RegistrationBuilder<'_>,
         backing: Box<B>,
         iova: Option<u64>,
@@ -265,8 +267,8 @@ impl Region {
         };
         let iova = iova.unwrap_or(address.as_ptr() as u64);
         let backing = std::mem::ManuallyDrop::new(backing as Box<dyn Backing>);
-        let (take_back, type_id) = (Returned::<B>::take_back as _, TypeId::of::<B>());
-        Ok(Arc::new(Region { registration, address, len, iova, backing, take_back, type_id }))
+        let (take_back, type_id, type_name) = (Returned::<B>::take_back as _, TypeId::of::<B>(), type_name::<T>());
+        Ok(Arc::new(Region { registration, address, len, iova, backing, take_back, type_id, type_name }))
     }
 
     /// # Safety

@@ -154,7 +154,7 @@ impl SharedBuffer {
         let reason = match Arc::get_mut(&mut self.of) {
             None => self.in_use(),
             Some(buffer) => match Region::reclaimable::<ReadOnlyBacking<M>>(buffer.region_mut()) {
-                Err(ReclaimReason::OtherType { .. }) => ReclaimReason::OtherType { expected: type_name::<M>() },
+                Err(ReclaimReason::OtherType { .. }) => self.other_type::<M>(),
                 Err(reason) => reason,
                 Ok(()) => match Arc::try_unwrap(self.of) {
                     Ok(buffer) => {
@@ -182,8 +182,8 @@ impl SharedBuffer {
     /// [`ReclaimError`] returns this value. For memory from [`ProtectionDomain::share`] the reason is
     /// [`ReclaimReason::OtherType`]: use [`SharedBuffer::into_memory`].
     pub fn into_buffer(mut self) -> std::result::Result<Buffer, ReclaimError<SharedBuffer>> {
-        let reason = if !self.of.access().contains(Access::LOCAL_WRITE) {
-            ReclaimReason::OtherType { expected: type_name::<Buffer>() }
+        let reason = if !self.is_frozen() {
+            self.other_type::<Buffer>()
         } else {
             match Arc::try_unwrap(self.of) {
                 Ok(buffer) => return Ok(buffer),
@@ -200,6 +200,19 @@ impl SharedBuffer {
     #[must_use]
     pub fn owners(&self) -> usize {
         Arc::strong_count(&self.of)
+    }
+
+    /// Whether it was made by [`Buffer::freeze`]. Memory from [`ProtectionDomain::share`] is never writable.
+    fn is_frozen(&self) -> bool {
+        self.of.access().contains(Access::LOCAL_WRITE)
+    }
+
+    /// The reason if it is requested as a `T`, but was made of another type.
+    fn other_type<T>(&self) -> ReclaimReason {
+        if self.is_frozen() {
+            return ReclaimReason::OtherType { expected: type_name::<T>(), registered: type_name::<Buffer>() };
+        }
+        self.of.region().other_type::<T>()
     }
 
     fn in_use(&self) -> ReclaimReason {
@@ -314,7 +327,7 @@ impl RegistrationBuilder<'_> {
             return Err(RegisterError { error: Error::BufferAccess { access }, memory });
         }
         self.access.remove(Access::LOCAL_WRITE);
-        match Region::new(self, Box::new(ReadOnlyBacking(memory)), None) {
+        match Region::new::<M, _>(self, Box::new(ReadOnlyBacking(memory)), None) {
             Ok(region) => Ok(SharedBuffer::new(Buffer::whole(region))),
             Err((error, backing)) => Err(RegisterError { error, memory: backing.0 }),
         }

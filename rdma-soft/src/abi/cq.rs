@@ -12,7 +12,7 @@ use super::context::context_number;
 use super::errors::{null, set_errno};
 use super::limits::MAX_CQE;
 use super::{events, lock};
-use crate::check;
+use crate::check::{self, Object};
 use crate::device::{Armed, Cancel, Channel, ChannelFds, Completions, Core, Cq, Device, Overrun, device, observe};
 
 /// Fields that completions of this device have.
@@ -54,6 +54,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     };
     let fds = made.fds();
     let number = device.lock().state.shared.events.channels.insert(made);
+    check::created(Object::CompletionChannel(number));
     let raw = ibv_comp_channel { context, fd: fds.epoll, refcnt: 0 };
     Box::into_raw(Box::new(ChannelObject { raw, number, fds })).cast()
 }
@@ -70,6 +71,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         return libc::EBUSY;
     }
     channels.remove(number);
+    check::destroyed(Object::CompletionChannel(number));
     // SAFETY: `ibv_create_comp_channel` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(object) });
     0
@@ -118,8 +120,10 @@ unsafe fn create(context: *mut ibv_context, attributes: &Attributes) -> *mut CqO
     if let Some(channel) = channel.and_then(|channel| shared.events.channels.get_mut(channel)) {
         channel.users += 1;
     }
+    let number = shared.cqs.insert(cq);
+    check::created(Object::CompletionQueue(number));
     // SAFETY: the object was just created.
-    unsafe { (*object).ex.handle = shared.cqs.insert(cq) };
+    unsafe { (*object).ex.handle = number };
     object
 }
 

@@ -14,7 +14,7 @@ use super::fill::write_text;
 use super::query::{guid, query_device_ex, query_port};
 use super::{cq, memory, post, qp, srq, wr};
 use crate::counters::report_at_exit;
-use crate::device::{Context, Signal, device, is_removed};
+use crate::device::{Context, Signal, device, is_removed, open_errno, report_leaks_of};
 
 /// The device as programs see it: a `verbs_device` of rdma-core's drivers.
 ///
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_conte
     if is_removed() {
         return null(libc::ENODEV);
     }
-    let Some(device) = device() else { return null(libc::EADDRNOTAVAIL) };
+    let Some(device) = device() else { return null(open_errno()) };
     report_at_exit();
     let signal = match Signal::new() {
         Ok(signal) => signal,
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // the device has to be unlocked in between.
     device.lock().send(device.now());
     let mut core = device.lock();
-    crate::control::report_left(&core.state, number);
+    report_leaks_of(&core.state, number);
     core.state.close_context(number);
     core.update_groups();
     device.unlock(core);

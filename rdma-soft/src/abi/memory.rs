@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::context::context_number;
 use super::errors::null;
-use crate::check;
+use crate::check::{self, Object};
 use crate::device::{Registration, device};
 
 /// Allocates a protection domain: `ibv_alloc_pd(3)`.
@@ -15,6 +15,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     // SAFETY: the caller passes a valid context.
     let of = unsafe { context_number(context) };
     let handle = device.lock().state.pds.insert(of);
+    check::created(Object::ProtectionDomain(handle));
     Box::into_raw(Box::new(ibv_pd { context, handle }))
 }
 
@@ -28,6 +29,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         return libc::EBUSY;
     }
     core.state.pds.remove(handle);
+    check::destroyed(Object::ProtectionDomain(handle));
     // SAFETY: `ibv_alloc_pd` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(pd) });
     0
@@ -160,6 +162,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     // SAFETY: the caller passes a valid protection domain.
     let ibv_pd { context, handle } = unsafe { *pd };
     let rkey = device.lock().state.shared.keys.add_window(handle, number);
+    check::created(Object::Window(rkey >> 8));
     Box::into_raw(Box::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, type_: kind }))
 }
 
@@ -167,6 +170,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
     // SAFETY: the caller passes a valid window.
     let handle = unsafe { (*mw).handle };
+    check::destroyed(Object::Window(handle));
     device.lock().state.shared.keys.remove_window(handle << 8);
     // SAFETY: `alloc_mw` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(mw) });

@@ -9,7 +9,7 @@ use super::errors::null;
 use super::events;
 use super::limits::{MAX_SGE, MAX_WR};
 use super::post::sge_list;
-use crate::check::{self, Owner};
+use crate::check::{self, Object, Owner};
 use crate::device::{ReceiveQueue, Shared, Srq, device, observe};
 
 unsafe fn create(pd: *mut ibv_pd, srq_context: *mut core::ffi::c_void, attr: &mut ibv_srq_attr) -> *mut ibv_srq {
@@ -29,8 +29,10 @@ unsafe fn create(pd: *mut ibv_pd, srq_context: *mut core::ffi::c_void, attr: &mu
         limit: 0,
         users: 0,
     };
+    let number = device.lock().state.shared.srqs.insert(srq);
+    check::created(Object::SharedReceiveQueue(number));
     // SAFETY: the object was just created.
-    unsafe { (*object).handle = device.lock().state.shared.srqs.insert(srq) };
+    unsafe { (*object).handle = number };
     object
 }
 
@@ -101,6 +103,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         return libc::EBUSY;
     }
     check::with(|check| check.cleared(Owner::Srq(handle)));
+    check::destroyed(Object::SharedReceiveQueue(handle));
     if let Some(found) = shared.srqs.remove(handle) {
         shared.events.remove_object(found.context, found.object);
     }

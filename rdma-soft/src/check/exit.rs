@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::{Checker, Kind, Report, is_active, with};
@@ -25,7 +24,7 @@ extern "C" fn at_exit() {
     let has_reports = if device::is_child() {
         HAS_CHILD_REPORTED.load(Ordering::Relaxed)
     } else {
-        crate::control::report_leaks();
+        device::report_leaks_at_exit();
         with(|check| check.summarize()).unwrap_or(false)
     };
     let status = STATUS.load(Ordering::Relaxed);
@@ -41,7 +40,7 @@ extern "C" fn at_exit() {
 
 impl Checker {
     /// Writes the number of reports of each kind. Returns whether there are any.
-    fn summarize(&self) -> bool {
+    fn summarize(&mut self) -> bool {
         let mut counts: Vec<(Kind, usize)> = self.counts.iter().map(|(kind, count)| (*kind, *count)).collect();
         counts.sort();
         if counts.is_empty() {
@@ -49,10 +48,7 @@ impl Checker {
         }
         let each: Vec<String> = counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
         let text = format!("rdma-soft check: reports: {}", each.join(", "));
-        match &self.options.text {
-            Some(file) => super::append(file, &format!("{text}\n")),
-            None => _ = writeln!(std::io::stderr(), "{text}"),
-        }
+        self.output.write_line(&text);
         true
     }
 }

@@ -53,6 +53,25 @@ pub(crate) struct Posted {
     pub(crate) elements: Vec<Element>,
 }
 
+/// A receive whose message is longer.
+#[derive(Debug)]
+pub(crate) struct TooLong {
+    pub(crate) qp: u32,
+    /// Completion queue of the receive.
+    pub(crate) cq: u32,
+    pub(crate) srq: Option<u32>,
+    /// Identifier of the receive in the checker, or 0.
+    pub(crate) work: u64,
+    pub(crate) wr_id: u64,
+    /// Bytes of the message that have arrived.
+    pub(crate) bytes: u64,
+    pub(crate) room: u64,
+    /// Number of elements of the receive.
+    pub(crate) elements: usize,
+    pub(crate) first: Option<Element>,
+    pub(crate) is_datagram: bool,
+}
+
 struct Work {
     posted: Posted,
     backtrace: Option<Backtrace>,
@@ -247,6 +266,22 @@ impl Checker {
         let mut report = self.flights.report(user, kind, text);
         report.memory = Some((at, range.1 - at));
         report.region = region;
+        self.report(report);
+    }
+
+    /// Reports a message that is longer than its receive.
+    pub(crate) fn receive_too_small(&mut self, found: &TooLong) {
+        let TooLong { qp, cq, srq, work, wr_id, bytes, room, elements, first, is_datagram } = *found;
+        let queue = srq.map(|srq| format!(" of shared receive queue {srq}")).unwrap_or_default();
+        let header = if is_datagram { ", both with the 40 bytes of the global route header" } else { "" };
+        let text = format!(
+            "a message of at least {bytes} bytes is longer than its receive{queue}, which has {room} bytes in {elements} \
+             elements{header}. Its completion is in completion queue {cq}"
+        );
+        let mut report = self.flights.report(work, Kind::ReceiveTooSmall, text);
+        (report.qp, report.wr_id) = (Some(qp), Some(wr_id));
+        report.memory = first.map(|element| (element.address, element.len));
+        report.region = first.and_then(|element| self.regions.region(element.key));
         self.report(report);
     }
 

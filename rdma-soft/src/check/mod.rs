@@ -9,8 +9,10 @@
 mod exit;
 mod flight;
 mod kind;
+mod leaks;
 mod memory;
 mod options;
+mod output;
 mod queues;
 mod regions;
 mod report;
@@ -18,23 +20,23 @@ mod threads;
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::Write;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub(crate) use exit::used_after_fork;
-pub(crate) use flight::{Element, Owner, Posted};
+pub(crate) use flight::{Element, Owner, Posted, TooLong};
 pub use kind::Kind;
+pub(crate) use leaks::{Left, Object, created, destroyed};
 pub(crate) use memory::is_readable;
 pub use options::{Options, OptionsError};
 pub(crate) use regions::{Attempt, Registered};
-pub use report::{Region, Report};
+pub use report::{LeakedObject, Region, Report};
 
 use crate::transport::Time;
 use flight::Flights;
+use leaks::Origins;
+use output::Output;
 use queues::Queues;
 use regions::Regions;
 
@@ -51,7 +53,8 @@ thread_local! {
 /// The state of the checker.
 pub(crate) struct Checker {
     options: Options,
-    /// Whether a [`Session`] gets the reports. Otherwise they are written to standard error.
+    output: Output,
+    /// Whether a [`Session`] gets the reports.
     is_session: bool,
     reports: Vec<Report>,
     counts: HashMap<Kind, usize>,
@@ -60,6 +63,7 @@ pub(crate) struct Checker {
     flights: Flights,
     regions: Regions,
     queues: Queues,
+    origins: Origins,
 }
 
 fn lock() -> MutexGuard<'static, Option<Checker>> {
@@ -80,13 +84,24 @@ pub(crate) fn with<R>(run: impl FnOnce(&mut Checker) -> R) -> Option<R> {
 
 #[cold]
 fn with_active<R>(run: impl FnOnce(&mut Checker) -> R) -> Option<R> {
-    // A thread that is inside already has come from an allocation of the checker.
-    if IS_INSIDE.replace(true) {
-        return None;
+    let _inside = Inside::enter()?;
+    lock().as_mut().map(run)
+}
+
+/// Marks this thread as inside the checker, also until a panic has left it.
+struct Inside;
+
+impl Inside {
+    /// `None` if the thread is inside already: an allocation of the checker has called a function that it observes.
+    fn enter() -> Option<Inside> {
+        (!IS_INSIDE.replace(true)).then_some(Inside)
     }
-    let result = lock().as_mut().map(run);
-    IS_INSIDE.set(false);
-    result
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        IS_INSIDE.set(false);
+    }
 }
 
 /// Time after which something that waits is reported, if it might still end by itself.
@@ -173,6 +188,7 @@ impl Checker {
     fn new(options: Options, is_session: bool) -> Checker {
         Checker {
             flights: Flights::new(options.bytes),
+            output: Output::new(&options, is_session),
             options,
             is_session,
             reports: Vec::new(),
@@ -180,6 +196,7 @@ impl Checker {
             reported: HashSet::new(),
             regions: Regions::new(),
             queues: Queues::default(),
+            origins: Origins::default(),
         }
     }
 
@@ -193,15 +210,7 @@ impl Checker {
         if *count > self.options.limit {
             return;
         }
-        match &self.options.text {
-            Some(file) => append(file, &format!("{report}\n")),
-            // A program that has closed standard error still gets its exit status.
-            None if !self.is_session => _ = writeln!(std::io::stderr(), "{report}"),
-            None => {}
-        }
-        if let Some(file) = &self.options.json {
-            append(file, &format!("{}\n", report.to_json()));
-        }
+        self.output.write(&report);
         if self.is_session {
             self.reports.push(report);
         }
@@ -220,10 +229,20 @@ impl Checker {
     }
 }
 
-/// Appends to a file with one write, so that processes may share it.
-fn append(file: &Path, text: &str) {
-    let written = File::options().append(true).create(true).open(file).and_then(|mut to| to.write_all(text.as_bytes()));
-    if let Err(error) = written {
-        _ = writeln!(std::io::stderr(), "rdma-soft: RDMA_SOFT_CHECK: {}: {error}", file.display());
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_inside_the_checker_leaves_it_usable() {
+        let session = Session::start(Options::default()).unwrap();
+        let panicked = catch_unwind(|| with(|_| -> () { panic!("expected by the test") }));
+        assert!(panicked.is_err());
+        with(|check| check.report(Report::new(Kind::Overlap, "after the panic"))).expect("the thread is outside");
+        assert!(with(|_| with(|_| ())).unwrap().is_none(), "a call from inside is ignored");
+        let of_test = |report: &Report| report.text == "after the panic";
+        assert_eq!(session.take_reports().into_iter().filter(of_test).count(), 1);
     }
 }

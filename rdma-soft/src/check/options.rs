@@ -21,7 +21,7 @@ use super::Kind;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Whether to record a backtrace of each post. That makes posting much slower.
+    /// Whether to record a backtrace of each post, and of the creation of each object. That makes both much slower.
     pub backtrace: bool,
     /// Kinds that are not reported.
     pub suppressed: Vec<Kind>,
@@ -35,7 +35,7 @@ pub struct Options {
     pub bytes: usize,
     /// Limit of registered memory in bytes. Without it, `ulimit -l` applies unless the process has `CAP_IPC_LOCK`.
     pub memlock: Option<u64>,
-    /// Reports of each kind that are written. Further ones are only counted.
+    /// Reports of each kind that are written, and leaked objects of a report. Further ones are only counted.
     pub limit: usize,
 }
 
@@ -61,19 +61,27 @@ impl Default for Options {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionsError {
-    /// The text names an unknown option or kind.
+    /// The text names an unknown option.
     #[error(
-        "unknown option {0:?}: use backtrace, suppress=KIND,KIND, text=FILE, json=FILE, exit=N, bytes=N, memlock=N, limit=N"
+        "unknown option {0:?}: use backtrace, suppress=KIND,KIND, text=FILE, json=FILE, exit=N, bytes=N, memlock=N, limit=N, or 1"
     )]
     Name(String),
+    /// `suppress=` names an unknown kind.
+    #[error("suppress={0}: unknown kind, use {kinds}", kinds = kinds())]
+    Kind(String),
     /// A value is no number, or too large.
-    #[error("{name}={value}: a whole number is expected, and for exit one below 256")]
+    #[error("{name}={value:?}: a whole number is expected, and for exit one below 256")]
     Value {
         /// Name of the option.
         name: &'static str,
         /// Value as given.
         value: String,
     },
+}
+
+/// The names of all kinds.
+fn kinds() -> String {
+    Kind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for Options {
@@ -86,8 +94,9 @@ impl FromStr for Options {
         let mut options = Options::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let unknown = || OptionsError::Name(part.to_owned());
+            let kind = |name: &str| name.parse().map_err(|()| OptionsError::Kind(name.to_owned()));
             match part.split_once('=') {
-                Some(("suppress", name)) => options.suppressed.push(name.parse().map_err(|()| unknown())?),
+                Some(("suppress", name)) => options.suppressed.push(kind(name)?),
                 Some(("text", file)) => options.text = Some(file.into()),
                 Some(("json", file)) => options.json = Some(file.into()),
                 Some(("exit", value)) => options.exit = number("exit", value)?,
@@ -98,9 +107,7 @@ impl FromStr for Options {
                 None if part == "1" => {}
                 None if part == "backtrace" => options.backtrace = true,
                 // The second and further kinds of a list.
-                None if !options.suppressed.is_empty() => {
-                    options.suppressed.push(part.parse().map_err(|()| unknown())?);
-                }
+                None if !options.suppressed.is_empty() => options.suppressed.push(kind(part)?),
                 None => return Err(unknown()),
             }
         }
@@ -127,5 +134,9 @@ mod tests {
         for text in ["overlap", "suppress=all", "suppress=overlap,all", "exit=256", "bytes=", "colour=red", "2"] {
             assert!(text.parse::<Options>().is_err(), "{text}");
         }
+        let text = |options: &str| options.parse::<Options>().unwrap_err().to_string();
+        assert!(text("1,colour=red").starts_with("unknown option \"colour=red\": use backtrace, suppress="));
+        assert!(text("suppress=overlap,all").starts_with("suppress=all: unknown kind, use send-changed, "));
+        assert_eq!(text("exit=256"), "exit=\"256\": a whole number is expected, and for exit one below 256");
     }
 }

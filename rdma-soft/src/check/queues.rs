@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Checker, Kind, PATIENCE, Report, threads};
+use super::{Checker, Kind, Object, PATIENCE, Report, threads};
 use crate::transport::Time;
 
 /// Counts of work and of sleeping threads.
@@ -73,6 +73,7 @@ impl Checker {
     /// Notes that a completion queue is destroyed, whose number may be reused.
     pub(crate) fn cq_destroyed(&mut self, cq: u32) {
         self.queues.due.remove(&cq);
+        self.destroyed(Object::CompletionQueue(cq));
         for kind in [Kind::CqCanOverrun, Kind::LostWakeup] {
             self.reported.remove(&(kind, cq.into()));
         }
@@ -142,20 +143,5 @@ impl Checker {
             "a message of the peer found no receive: post receives before the peer sends, and limit what it may send";
         let report = Report { qp: Some(qp), ..Report::new(Kind::ReceiverNotReady, text) };
         self.report_once(Kind::ReceiverNotReady, qp.into(), || report);
-    }
-
-    /// Reports a message that was longer than its receive.
-    pub(crate) fn receive_too_small(&mut self, qp: u32, wr_id: u64, room: u64) {
-        let text = format!("a message is longer than the {room} bytes of its receive");
-        self.report(Report { qp: Some(qp), wr_id: Some(wr_id), ..Report::new(Kind::ReceiveTooSmall, text) });
-    }
-
-    /// Reports objects that were not destroyed.
-    pub(crate) fn leaked(&mut self, objects: &[(usize, &str)], when: &str) {
-        let left: Vec<String> =
-            objects.iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} {name}")).collect();
-        if !left.is_empty() {
-            self.report(Report::new(Kind::Leaked, format!("{when}: {} not destroyed", left.join(", "))));
-        }
     }
 }

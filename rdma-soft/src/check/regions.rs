@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Checker, Kind, Region, Report};
+use super::{Checker, Kind, Object, Region, Report};
 
 /// Deregistered regions that are remembered.
 const REMEMBERED: usize = 1024;
@@ -129,6 +129,7 @@ impl Regions {
 
 impl Checker {
     pub(crate) fn registered(&mut self, region: Registered) {
+        self.created(Object::Region(region.key));
         self.regions.live.insert(region.key, region);
         self.regions.pinned += region.pinned();
         let (pinned, limit) = (self.regions.pinned, self.options.memlock.or_else(memlock_limit));
@@ -148,6 +149,7 @@ impl Checker {
     pub(crate) fn deregistering(&mut self, key: u32) {
         self.check_region_in_use(key, "deregistered");
         self.remove_region(key);
+        self.destroyed(Object::Region(key));
     }
 
     fn remove_region(&mut self, key: u32) {
@@ -172,11 +174,6 @@ impl Checker {
     pub(crate) fn domain_closed(&mut self, pd: u32) {
         let keys: Vec<u32> = self.regions.live.values().filter(|of| of.pd == pd).map(|of| of.key).collect();
         keys.into_iter().for_each(|key| self.remove_region(key));
-    }
-
-    /// Number of regions, of all protection domains or of those for which `is_of` returns true.
-    pub(crate) fn regions(&self, is_of: impl Fn(u32) -> bool) -> usize {
-        self.regions.live.values().filter(|of| is_of(of.pd)).count()
     }
 
     /// Reports an access that a key did not allow.

@@ -18,6 +18,16 @@ pub struct Region {
     pub is_deregistered: bool,
 }
 
+/// An object that was never destroyed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LeakedObject {
+    /// Type, number and size of the object, and what it is used for.
+    pub description: String,
+    /// Backtrace of its creation, if [`Options::backtrace`](super::Options::backtrace) is set.
+    pub backtrace: Option<String>,
+}
+
 /// A misuse of the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -32,6 +42,8 @@ pub struct Report {
     pub memory: Option<(u64, u64)>,
     /// Region concerned, or the nearest one.
     pub region: Option<Region>,
+    /// Objects that were left, at most [`Options::limit`](super::Options::limit).
+    pub objects: Vec<LeakedObject>,
     /// Description in English.
     pub text: String,
     /// Backtrace of the post, if [`Options::backtrace`](super::Options::backtrace) is set.
@@ -40,7 +52,8 @@ pub struct Report {
 
 impl Report {
     pub(super) fn new(kind: Kind, text: impl Into<String>) -> Report {
-        Report { kind, qp: None, wr_id: None, memory: None, region: None, text: text.into(), backtrace: None }
+        let (objects, text) = (Vec::new(), text.into());
+        Report { kind, qp: None, wr_id: None, memory: None, region: None, objects, text, backtrace: None }
     }
 
     /// The report as an object of JSON, without a line break. Fields that do not apply are left out.
@@ -62,6 +75,15 @@ impl Report {
             add(format_args!(
                 ",\"region\":{{\"key\":{key},\"address\":{address},\"length\":{len},\"deregistered\":{is_deregistered}}}"
             ));
+        }
+        for (at, LeakedObject { description, backtrace }) in self.objects.iter().enumerate() {
+            let before = if at == 0 { ",\"objects\":[" } else { "," };
+            add(format_args!("{before}{{\"text\":{}", Quoted(description)));
+            if let Some(backtrace) = backtrace {
+                add(format_args!(",\"backtrace\":{}", Quoted(backtrace)));
+            }
+            let after = if at + 1 == self.objects.len() { "}]" } else { "}" };
+            add(format_args!("{after}"));
         }
         add(format_args!(",\"text\":{}", Quoted(&self.text)));
         if let Some(backtrace) = &self.backtrace {
@@ -87,6 +109,12 @@ impl fmt::Display for Report {
         if let Some(Region { key, address, len, is_deregistered }) = self.region {
             let state = if is_deregistered { ", deregistered" } else { "" };
             write!(f, "\n  region {address:#x} to {:#x}, {len} bytes, key {key:#x}{state}", address + len)?;
+        }
+        for LeakedObject { description, backtrace } in &self.objects {
+            write!(f, "\n  {description}")?;
+            if let Some(backtrace) = backtrace {
+                write!(f, "\n  created at\n{}", backtrace.trim_end())?;
+            }
         }
         if let Some(backtrace) = &self.backtrace {
             write!(f, "\n  posted at\n{}", backtrace.trim_end())?;
@@ -132,6 +160,19 @@ mod tests {
             std::process::id()
         );
         assert_eq!(report.to_json(), expected);
+    }
+
+    #[test]
+    fn leaked_objects_are_a_list() {
+        let object = |name: &str, backtrace: Option<&str>| LeakedObject {
+            description: name.to_owned(),
+            backtrace: backtrace.map(str::to_owned),
+        };
+        let objects = vec![object("a", Some("main\n")), object("b", None)];
+        let report = Report { objects, ..Report::new(Kind::Leaked, "x") };
+        let list = r#","objects":[{"text":"a","backtrace":"main\u000a"},{"text":"b"}],"text":"x"}"#;
+        assert!(report.to_json().ends_with(list), "{}", report.to_json());
+        assert_eq!(report.to_string(), "rdma-soft check: leaked: x\n  a\n  created at\nmain\n  b");
     }
 
     #[test]

@@ -147,7 +147,7 @@ impl QpHost<'_> {
     /// Completes a receive. `wc` has the fields that describe the message.
     fn complete_receive(&mut self, id: ReceiveId, wc: ibv_wc, is_solicited: bool) {
         let Some(receive) = self.queues.active.remove(id) else { return };
-        observe::received(self.id.number, &receive, wc.status);
+        observe::received(&receive);
         let wc = ibv_wc { wr_id: receive.wr_id, qp_num: self.id.number, src_qp: self.source_qp, ..wc };
         self.push_receive(wc, is_solicited);
         match self.id.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
@@ -167,7 +167,7 @@ impl QpHost<'_> {
     }
 
     fn flush_receive(&mut self, receive: Receive) {
-        observe::received(self.id.number, &receive, IBV_WC_WR_FLUSH_ERR);
+        observe::received(&receive);
         let wc = self.new_completion(receive.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV);
         self.push_receive(wc, true);
         self.queues.receive.recycle(receive);
@@ -268,12 +268,16 @@ impl Host for QpHost<'_> {
 
     fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
         let filled = self.fill_memory(receive, offset, data);
-        if let (Err(Status::LocalProtection), Some(Receive { wr_id, sges, .. })) =
-            (filled, self.queues.active.get(receive))
-        {
-            let srq = self.id.srq.and_then(|srq| self.shared.srqs.get(srq));
-            let id = Identity { pd: srq.map_or(self.id.pd, |srq| srq.pd), ..*self.id };
-            observe::refused(&id, &self.shared.keys, *wr_id, "receive", sges, true);
+        match (filled, self.queues.active.get(receive)) {
+            (Err(Status::LocalProtection), Some(Receive { wr_id, sges, .. })) => {
+                let srq = self.id.srq.and_then(|srq| self.shared.srqs.get(srq));
+                let id = Identity { pd: srq.map_or(self.id.pd, |srq| srq.pd), ..*self.id };
+                observe::refused(&id, &self.shared.keys, *wr_id, "receive", sges, true);
+            }
+            (Err(Status::LocalLength), Some(receive)) => {
+                observe::too_long(self.id, receive, u64::from(offset) + data.len() as u64);
+            }
+            _ => {}
         }
         filled
     }

@@ -226,6 +226,21 @@ impl Keys {
         (self.entries.len() - windows, windows)
     }
 
+    /// Returns the regions and the keys of the windows of the protection domains for which `has` returns true.
+    pub(super) fn objects(&self, has: impl Fn(u32) -> bool) -> (Vec<Registered>, Vec<u32>) {
+        let (mut regions, mut windows) = (Vec::new(), Vec::new());
+        for (index, Entry { tag, pd, kind }) in self.entries.iter().filter(|(_, entry)| has(entry.pd)) {
+            let key = index << 8 | u32::from(*tag);
+            match *kind {
+                Kind::Region(Range { base, place, len, access, .. }) => {
+                    regions.push(Registered { key, pd: *pd, address: place, base, len, access });
+                }
+                Kind::Window { .. } => windows.push(key),
+            }
+        }
+        (regions, windows)
+    }
+
     pub(crate) fn has_pd(&self, pd: u32) -> bool {
         self.entries.values().any(|entry| entry.pd == pd)
     }

@@ -1,5 +1,6 @@
 //! The device of a process, and its lock.
 
+use std::io::Write;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +74,14 @@ impl Drop for Locked<'_> {
 }
 
 /// The device of this process, or the reason why there is none.
-static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
+static DEVICE: OnceLock<Result<Device, Unavailable>> = OnceLock::new();
+
+/// Why the device could not be created.
+struct Unavailable {
+    reason: String,
+    /// The error of `ibv_open_device(3)`.
+    errno: i32,
+}
 
 /// Returns the device of this process, and creates it the first time.
 ///
@@ -84,9 +92,10 @@ pub(crate) fn device() -> Option<&'static Device> {
     }
     let made = DEVICE.get_or_init(|| {
         Device::new().map_err(|error| {
-            let reason = error.to_string();
-            eprintln!("rdma-soft: {reason}");
-            reason
+            let (reason, errno) = (error.to_string(), error.errno());
+            // A program may have closed standard error.
+            _ = writeln!(std::io::stderr(), "rdma-soft: {reason}");
+            Unavailable { reason, errno }
         })
     });
     let device = made.as_ref().ok()?;
@@ -101,7 +110,16 @@ pub(crate) fn existing() -> Option<&'static Device> {
 
 /// Why the device could not be created.
 pub(crate) fn setup_error() -> Option<&'static str> {
-    DEVICE.get()?.as_ref().err().map(String::as_str)
+    DEVICE.get()?.as_ref().err().map(|unavailable| unavailable.reason.as_str())
+}
+
+/// The error of opening the device after [`device`] has returned `None`.
+pub(crate) fn open_errno() -> i32 {
+    match DEVICE.get() {
+        Some(Err(unavailable)) => unavailable.errno,
+        // It belongs to the parent process.
+        _ => libc::ENODEV,
+    }
 }
 
 impl Device {

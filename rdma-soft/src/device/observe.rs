@@ -10,7 +10,7 @@ use super::keys::{Keys, access_flag};
 use super::qp::Qp;
 use super::queues::{Receive, ReceiveQueue, Task};
 use super::slab::Slab;
-use crate::check::{self, Attempt, Element, Owner, Posted};
+use crate::check::{self, Attempt, Element, Owner, Posted, TooLong};
 use crate::transport::{Access, Place, Request, Time};
 use crate::wire::RemoteRange;
 
@@ -97,13 +97,27 @@ pub(super) fn cleared(qp: u32, queues: &Queues) {
 }
 
 /// Notes that a receive completes.
-pub(super) fn received(qp: u32, receive: &Receive, status: ibv_wc_status) {
+pub(super) fn received(receive: &Receive) {
+    check::with(|check| check.done(receive.check));
+}
+
+/// Reports a message that is longer than its receive. `bytes` of it have arrived.
+pub(super) fn too_long(id: &Identity, receive: &Receive, bytes: u64) {
     check::with(|check| {
-        if status == IBV_WC_LOC_LEN_ERR {
-            let room = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
-            check.receive_too_small(qp, receive.wr_id, room);
-        }
-        check.done(receive.check);
+        let Receive { wr_id, sges, check: work } = receive;
+        let element = |sge: &ibv_sge| Element { address: sge.addr, len: sge.length.into(), key: sge.lkey };
+        check.receive_too_small(&TooLong {
+            qp: id.number,
+            cq: id.recv_cq,
+            srq: id.srq,
+            work: *work,
+            wr_id: *wr_id,
+            bytes,
+            room: sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            elements: sges.len(),
+            first: sges.first().map(element),
+            is_datagram: id.kind == IBV_QPT_UD,
+        });
     });
 }
 

@@ -27,6 +27,17 @@ pub(super) enum SetupError {
     Wake(#[from] std::io::Error),
 }
 
+impl SetupError {
+    /// The error of `ibv_open_device(3)`: `EADDRNOTAVAIL` for addresses, `EINVAL` for other variables that are not valid.
+    pub(super) fn errno(&self) -> i32 {
+        match self {
+            SetupError::Open(_) | SetupError::Address { .. } | SetupError::Twice { .. } => libc::EADDRNOTAVAIL,
+            SetupError::Wake(error) => error.raw_os_error().unwrap_or(libc::EMFILE),
+            SetupError::Udp(_) | SetupError::Network(_) | SetupError::Faults(_) | SetupError::Check(_) => libc::EINVAL,
+        }
+    }
+}
+
 /// Addresses of the device, from `RDMA_SOFT_ADDR`. `None` is a free loopback address.
 fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
     let value = std::env::var("RDMA_SOFT_ADDR").unwrap_or_default();

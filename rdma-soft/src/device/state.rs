@@ -17,7 +17,7 @@ use super::observe;
 use super::qp::Qp;
 use super::slab::Slab;
 use super::traffic::RECEIVED;
-use crate::check;
+use crate::check::{self, Object};
 use crate::cm::MAD_QP;
 use crate::net::Origin;
 use crate::transport::Time;
@@ -87,6 +87,7 @@ impl State {
             srq.users += 1;
         }
         self.qps.insert(number, Box::new(Qp::new(id)));
+        check::created(Object::QueuePair(number));
         number
     }
 
@@ -101,6 +102,7 @@ impl State {
         let Some(qp) = self.qps.remove(&number) else { return Err(libc::EINVAL) };
         let Identity { send_cq, recv_cq, srq, context, object, .. } = qp.id;
         observe::cleared(number, &qp.queues);
+        check::destroyed(Object::QueuePair(number));
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
                 cq.remove_qp(number);

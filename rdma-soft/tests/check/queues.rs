@@ -186,7 +186,28 @@ fn a_receive_that_is_too_small_is_reported() {
     assert_eq!(world.received(), IBV_WC_LOC_LEN_ERR);
     let report = world.report(Kind::ReceiveTooSmall);
     assert_eq!((report.qp, report.wr_id), (world.qp(1), Some(8)));
-    assert!(report.text.contains("99 bytes"), "{report}");
+    assert_eq!((report.memory, report.region.map(|region| region.key)), (Some((to.address, 99)), Some(to.key)));
+    // SAFETY: the queue exists.
+    let cq = unsafe { (*world.recv_cq).handle };
+    assert_eq!(
+        report.text,
+        format!(
+            "a message of at least 100 bytes is longer than its receive, which has 99 bytes in 1 elements. Its completion is in \
+             completion queue {cq}"
+        )
+    );
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_receive_that_is_too_small_has_the_backtrace_of_its_post() {
+    let mut world = World::with("backtrace".parse().unwrap(), 16);
+    let (from, to) = (world.memory(2), world.memory(1));
+    world.receive(8, to.sge());
+    world.send(7, from.sge());
+    assert_eq!(world.received(), IBV_WC_LOC_LEN_ERR);
+    let report = world.report(Kind::ReceiveTooSmall);
+    assert!(report.backtrace.unwrap().contains("World::receive"), "the receive, not the send");
 }
 
 #[test]
@@ -204,4 +225,55 @@ fn objects_that_are_left_in_a_closed_context_are_reported() {
     }
     let report = world.report(Kind::Leaked);
     assert_eq!(report.text, "a context is closed: 1 completion queues, 1 protection domains not destroyed");
+    let [cq, pd] = &report.objects[..] else { panic!("{report}") };
+    assert!(cq.description.starts_with("completion queue ") && cq.backtrace.is_none(), "{report}");
+    assert!(cq.description.ends_with(": 0 completions wait in 1 entries, used 0 times by queue pairs"), "{report}");
+    assert!(pd.description.starts_with("protection domain "), "{report}");
+}
+
+/// Creates a queue of one entry. Its name is in the backtrace.
+#[inline(never)]
+unsafe fn create_queue(context: *mut ibv_context) -> *mut ibv_cq {
+    // SAFETY: the context is open.
+    unsafe { ibv_create_cq(context, 1, null_mut(), null_mut(), 0) }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_leaked_object_has_the_backtrace_of_its_creation() {
+    let world = World::with("backtrace,limit=2".parse().unwrap(), 16);
+    // SAFETY: as above. The destroyed queue is not used again.
+    unsafe {
+        let list = ibv_get_device_list(null_mut());
+        let context = ibv_open_device(*list);
+        ibv_free_device_list(list);
+        // The number of a destroyed queue is reused, and not its backtrace.
+        assert_eq!(ibv_destroy_cq(ibv_create_cq(context, 1, null_mut(), null_mut(), 0)), 0);
+        let leaked = [create_queue(context), create_queue(context), create_queue(context)];
+        assert!(leaked.iter().all(|cq| !cq.is_null()));
+        assert_eq!(ibv_close_device(context), 0);
+    }
+    let report = world.report(Kind::Leaked);
+    assert_eq!(report.text, "a context is closed: 3 completion queues not destroyed");
+    assert_eq!(report.objects.len(), 2, "the limit of the options");
+    for object in &report.objects {
+        assert!(object.backtrace.as_ref().unwrap().contains("create_queue"), "{report}");
+    }
+    assert_eq!(report.to_string().matches("  created at\n").count(), 2, "{report}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn each_leaked_object_is_described() {
+    let mut world = World::new();
+    let memory = world.memory(100);
+    world.receive(0x15, memory.sge());
+    let qp = world.qp(1).unwrap();
+    let reports = world.abandon();
+    let Some(report) = reports.iter().find(|report| report.kind == Kind::Leaked) else { panic!("{reports:?}") };
+    let find = |start: String| report.objects.iter().any(|object| object.description.starts_with(&start));
+    let posted = "RC in RTS, 0 of 8 sends outstanding, 1 of 8 receives posted from wr_id 0x15, completion queues ";
+    assert!(find(format!("queue pair {qp:#x}: {posted}")), "{report}");
+    let (from, to, key) = (memory.address, memory.address + 100, memory.key);
+    assert!(find(format!("memory region {from:#x} to {to:#x}, 100 bytes, key {key:#x}")), "{report}");
 }

@@ -98,5 +98,5 @@ fn a_correct_program_keeps_its_exit_status() {
     assert_eq!((output.status.code(), reports), (Some(0), Vec::new()));
     let (output, _) = program.run("none", "suppress=everything");
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("RDMA_SOFT_CHECK: unknown option"), "{stderr}");
+    assert!(stderr.contains("RDMA_SOFT_CHECK: suppress=everything: unknown kind"), "{stderr}");
 }

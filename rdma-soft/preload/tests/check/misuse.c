@@ -260,7 +260,7 @@ int main(int argc, char **argv) {
         post_recv(8, to, 99, to_mr->lkey);
         post_send(7, from, 100, from_mr->lkey);
         poll_one(send_cq);
-        place(1, 8, NULL);
+        place(1, 8, to);
     } else if (IS("leaked")) {
         place(-1, 0, NULL);
         return 0;

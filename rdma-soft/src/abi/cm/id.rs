@@ -9,6 +9,7 @@ use super::object::{ChannelObject, IdObject, channel_number, number};
 use super::{devices, result};
 use crate::abi::errors::{errno, null};
 use crate::abi::events::wait_until_acknowledged;
+use crate::check::{self, Object};
 use crate::device::cma::{EventChannel, Id};
 use crate::device::device;
 use crate::transport::Time;
@@ -22,6 +23,7 @@ pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel 
     };
     let fd = made.fd();
     let number = device.lock().state.cma.channels.insert(made);
+    check::created(Object::EventChannel(number));
     Box::into_raw(Box::new(ChannelObject { channel: rdma_event_channel { fd }, number })).cast()
 }
 
@@ -30,6 +32,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
     // SAFETY: the caller passes a valid channel.
     let number = unsafe { channel_number(channel) };
     if let Some(device) = device() {
+        check::destroyed(Object::EventChannel(number));
         let removed = device.lock().state.cma.channels.remove(number);
         drop(removed);
     }
@@ -72,6 +75,7 @@ pub unsafe extern "C" fn rdma_create_id(
         }
     };
     let number = core.state.cma.add_id(Id::new(space, to, 0));
+    check::created(Object::Id(number));
     let object = IdObject::allocate(number, channel, context, ps.0);
     if let Some(id) = core.state.cma.ids.get_mut(number) {
         id.object = object as usize;

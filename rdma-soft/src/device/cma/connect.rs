@@ -6,6 +6,7 @@ use super::Cma;
 use super::event::ConnectionParameters;
 use super::finding::{Found, Goal, TIMEOUT};
 use super::id::{Id, IdState};
+use crate::check::{self, Object};
 use crate::cm::{CallError, ConnectionId, Peer, Phase};
 use crate::device::qp::{PKEY, mtu_code};
 use crate::device::{Core, gid};
@@ -310,6 +311,7 @@ impl Core {
         for number in ended {
             cma.findings.remove(number);
             let Some(mut id) = cma.ids.remove(number) else { continue };
+            check::destroyed(Object::Id(number));
             if let Some(listener) = id.listener {
                 cma.by_listener.remove(&listener);
                 let unread = cma.manager.close_listener(listener);

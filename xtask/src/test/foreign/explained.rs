@@ -11,7 +11,7 @@ struct Explained {
     programs: &'static [&'static str],
     kind: &'static str,
     appears: Appears,
-    /// The explanation, as docs/soft.md gives it.
+    /// The explanation, as docs/foreign-programs.md gives it.
     reason: &'static str,
 }
 
@@ -43,7 +43,7 @@ const WITH_TRAFFIC: &[&str] = &[
     "pyverbs test_relaxed_ordering",
 ];
 
-/// What the checker has found. docs/soft.md has a row for each.
+/// What the checker has found. docs/foreign-programs.md has a row for each.
 const EXPLAINED: &[Explained] = &[
     explained(
         &["ib_send_bw", "ib_send_lat"],
@@ -265,8 +265,8 @@ mod tests {
 
     #[test]
     fn the_documentation_has_each_explanation() {
-        let text = std::fs::read_to_string(crate::workspace::root().join("docs/soft.md")).unwrap();
-        let (_, section) = text.split_once("### What the checker found in other programs").unwrap();
+        let text = std::fs::read_to_string(crate::workspace::root().join("docs/foreign-programs.md")).unwrap();
+        let (_, section) = text.split_once("## What the checker finds").unwrap();
         let rows: Vec<&str> = section.lines().skip_while(|line| !line.starts_with('|')).skip(2).collect();
         let rows: Vec<&str> = rows.into_iter().take_while(|line| line.starts_with('|')).collect();
         let expected: Vec<String> = EXPLAINED.iter().map(row).collect();

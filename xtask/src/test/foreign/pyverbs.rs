@@ -20,8 +20,15 @@ const OF_DRIVERS: [&str; 3] = ["mlx5", "efa", "cuda"];
 /// Modules that need what soft0 lacks. This one passes a kernel's descriptor of the device to another process.
 const REFUSED: [&str; 1] = ["test_shared_pd"];
 
-/// Copies the tests without compression, and returns their directory.
-pub(super) fn prepare(root: &Root) -> Result<PathBuf> {
+/// The tests of rdma-core.
+pub(super) struct Modules {
+    directory: PathBuf,
+    /// The modules with tests for all devices.
+    names: Vec<String>,
+}
+
+/// Copies the tests without compression, and lists their modules.
+pub(super) fn prepare(root: &Root) -> Result<Modules> {
     let directory = root.file("pyverbs/tests");
     fs::create_dir_all(&directory)?;
     for entry in fs::read_dir(root.pyverbs_tests())? {
@@ -35,39 +42,36 @@ pub(super) fn prepare(root: &Root) -> Result<PathBuf> {
             fs::copy(&file, copy)?;
         }
     }
-    Ok(directory)
+    let names = names(&directory)?;
+    Ok(Modules { directory, names })
 }
 
-pub(super) fn run(tests: &mut Tests, directory: &Result<PathBuf>) {
-    let directory = match directory {
-        Ok(directory) => directory,
-        Err(error) => return tests.count("pyverbs", |_| Err(anyhow::anyhow!("{error:#}"))),
-    };
-    match modules(directory) {
-        Ok(modules) => {
-            for module in modules {
-                tests.count(&format!("pyverbs {module}"), |root| run_module(root, directory, &module));
+pub(super) fn run(tests: &mut Tests, prepared: &Result<Modules>) {
+    match prepared {
+        Ok(Modules { directory, names }) => {
+            for name in names {
+                tests.count(&format!("pyverbs {name}"), |root| run_module(root, directory, name));
             }
         }
-        Err(error) => tests.count("pyverbs", |_| Err(error)),
+        Err(error) => tests.count("pyverbs", |_| Err(anyhow::anyhow!("{error:#}"))),
     }
 }
 
 /// The names of the modules with tests for all devices.
-fn modules(directory: &Path) -> Result<Vec<String>> {
-    let mut modules = Vec::new();
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
         let file = entry?.path();
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let is_python = file.extension().is_some_and(|extension| extension == "py");
         let is_other = OF_DRIVERS.iter().any(|driver| name.contains(driver)) || REFUSED.contains(&name.as_str());
         if is_python && name.starts_with("test_") && !is_other {
-            modules.push(name);
+            names.push(name);
         }
     }
-    modules.sort();
-    ensure!(!modules.is_empty(), "no tests in {}", directory.display());
-    Ok(modules)
+    names.sort();
+    ensure!(!names.is_empty(), "no tests in {}", directory.display());
+    Ok(names)
 }
 
 fn run_module(root: &Root, directory: &Path, module: &str) -> Result<()> {
