@@ -63,6 +63,9 @@ pub enum Turn {
 /// A busy driver looks for events of descriptors once in so many turns.
 const LOOK_EVERY: u32 = 64;
 
+/// Further sweeps of a turn that spins: about a microsecond.
+const BURST: u32 = 8;
+
 /// Most batches of completions to take in a row from one queue.
 const BATCHES: usize = 8;
 
@@ -114,6 +117,10 @@ impl<S: Sharing> Runner<S> {
     fn idle(&mut self) -> Turn {
         if self.spin.spins() {
             self.shared.turns.spins.fetch_add(1, Ordering::Relaxed);
+            // Letting other tasks run takes longer than a few sweeps.
+            if (0..BURST).any(|_| self.sweep()) {
+                self.spin.worked();
+            }
             return Turn::Again;
         }
         let mut deadline = None;
