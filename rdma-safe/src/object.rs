@@ -39,7 +39,7 @@ pub(crate) trait Parents: Send + Sized + 'static {
 /// object when it is dropped. If it cannot be destroyed, it and its parents are leaked, since the device may still use
 /// them. The same holds in a process that has inherited them by `fork(3)`.
 pub(crate) struct Object<P: Parents> {
-    /// `None` once the object is destroyed, leaked or deferred. The parents are then dropped, leaked or moved.
+    /// `None` once the object is destroyed, leaked, deferred or moved out. The parents are then dropped, leaked or moved.
     raw: Option<NonNull<P::Raw>>,
     parents: ManuallyDrop<P>,
 }
@@ -91,6 +91,22 @@ impl<P: Parents> Object<P> {
             ManuallyDrop::drop(&mut self.parents);
         }
         Ok(())
+    }
+
+    /// Moves the object out.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    pub(crate) unsafe fn take(&mut self) -> Self {
+        // SAFETY: the caller's contract: the parents are not used here again.
+        let parents = unsafe { ManuallyDrop::take(&mut self.parents) };
+        Object { raw: self.raw.take(), parents: ManuallyDrop::new(parents) }
+    }
+
+    /// Whether the object is here: it was neither destroyed nor moved out.
+    #[inline(always)]
+    pub(crate) fn exists(&self) -> bool {
+        self.raw.is_some()
     }
 
     /// Like [`Object::destroy`], if this is the last owner. Otherwise returns an error that names the other owners,

@@ -8,7 +8,7 @@ use rdma_sys::*;
 
 use super::operations::{available, fallback_sets, present};
 use super::options::Options;
-use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use super::{Core, Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType};
 use crate::device::Quirks;
 use crate::errno::check_ptr;
 use crate::id::QpId;
@@ -292,9 +292,9 @@ impl<'a> QueuePairBuilder<'a> {
         let (send_cq, recv_cq) = (self.send_cq.shared(), self.recv_cq.shared());
         let cqs = [Some(Arc::clone(send_cq)), (!Arc::ptr_eq(send_cq, recv_cq)).then(|| Arc::clone(recv_cq))];
         let parents = Parents::new(Home::Domain(self.pd.clone()), cqs, self.srq.clone());
-        let shared = Arc::new(Shared {
-            // SAFETY: the queue pair was created in or adopted with these parents. Its two queues, and its flows and
-            // memory windows, hold an `Arc` of this.
+        let core = Core {
+            // SAFETY: the queue pair was created in or adopted with these parents. Its flows and memory windows hold its
+            // keeper.
             object: unsafe { Object::new(raw, parents) },
             number,
             id,
@@ -302,14 +302,11 @@ impl<'a> QueuePairBuilder<'a> {
             capacity,
             state: AtomicU32::new(QueuePairState::RESET.0),
             port: AtomicU8::new(0),
-        });
+        };
         let sizes = Sizes { max_batch: self.max_batch, max_tso_header: self.options.max_tso_header };
-        QueuePair {
-            send: SendState::new(&shared, qp_ex, ops, sizes),
-            recv: RecvState::new(&shared, self.max_recv_batch.unwrap_or(self.max_batch)),
-            shared,
-            local: None,
-        }
+        // SAFETY: both sides belong to one queue pair, of which they are never moved out.
+        let recv = unsafe { RecvState::new(&core, self.max_recv_batch.unwrap_or(self.max_batch)) };
+        QueuePair { send: SendState::new(core, qp_ex, ops, sizes), recv, local: None }
     }
 
     pub(super) fn srq_ptr(&self) -> *mut ibv_srq {

@@ -15,7 +15,6 @@ mod xrc;
 use std::fmt;
 use std::hint::assert_unchecked;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rdma_sys::*;
@@ -23,11 +22,11 @@ use rdma_sys::*;
 use super::chain::Chain;
 use super::payload::{InlineScratch, Limits};
 use super::{PostError, SendOps};
-use crate::QueuePairState;
 use crate::branch::rare;
 use crate::device::Quirks;
 use crate::interface::Interface;
-use crate::qp::Shared;
+use crate::qp::Core;
+use crate::{QueuePairState, Result};
 
 use batch::{QueueInfo, Target};
 pub(crate) use operations::EXTENDED_ONLY;
@@ -39,7 +38,7 @@ pub use queue::SendQueue;
 pub use tso::Segments;
 pub use xrc::XrcBatch;
 
-/// The send side of a queue pair.
+/// The send side of a queue pair, with its C object.
 ///
 /// It never leaves its queue pair, so that `mem::swap` cannot exchange the send sides of two queue pairs.
 pub(crate) struct SendState {
@@ -58,7 +57,7 @@ pub(crate) struct SendState {
     doorbell_fails: bool,
     /// The flags [`READY`] and [`OPEN`], in one field, so that posting needs one comparison.
     gate: AtomicU8,
-    shared: Arc<Shared>,
+    core: Core,
 }
 
 /// Flag: the state of the queue pair allows sends.
@@ -69,7 +68,8 @@ const OPEN: u8 = 2;
 
 // SAFETY: the C objects may be used from any thread (see `Context`). A batch may not, but it borrows the queue.
 unsafe impl Send for SendState {}
-// SAFETY: a shared reference reads immutable fields and changes `gate`, which is atomic. It does not use the C object.
+// SAFETY: a shared reference reads immutable fields, changes `gate`, which is atomic, and gives access to `core`, which is
+// `Sync`.
 unsafe impl Sync for SendState {}
 
 /// Sizes of a queue pair that the provider does not report.
@@ -82,9 +82,9 @@ pub(crate) struct Sizes {
 
 impl SendState {
     #[inline(always)]
-    pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, sizes: Sizes) -> Self {
+    pub(crate) fn new(core: Core, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, sizes: Sizes) -> Self {
         let Sizes { max_batch, max_tso_header } = sizes;
-        let capacity = shared.capacity();
+        let capacity = core.capacity();
         let limits = Limits {
             max_sge: u16::try_from(capacity.max_send_sge).unwrap_or(u16::MAX),
             max_datagram: u16::MAX,
@@ -95,24 +95,24 @@ impl SendState {
                 0 => Box::default(),
                 len => vec![0; len].into_boxed_slice(),
             },
-            copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
+            copy_inline_lists: core.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
         };
-        let doorbell_fails = shared.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
+        let doorbell_fails = core.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
         let chain = match qp_ex {
             Some(_) => Chain::none(),
             None => Chain::new(limits, max_batch.min(capacity.max_send_wr.max(1))),
         };
         SendState {
             extended: qp_ex,
-            raw: shared.raw(),
-            enabled: operations::encode(ops, shared.qp_type()),
+            raw: core.raw(),
+            enabled: operations::encode(ops, core.qp_type()),
             limits,
             inline_scratch,
             max_tso_header,
             chain,
             doorbell_fails,
             gate: AtomicU8::new(0),
-            shared: Arc::clone(shared),
+            core,
         }
     }
 
@@ -154,7 +154,7 @@ impl SendState {
             // A batch that was forgotten instead of dropped still holds the provider's lock.
             self.abort();
             if *self.gate.get_mut() != READY {
-                return Err(PostError::NotReady { state: self.shared.state() });
+                return Err(PostError::NotReady { state: self.core.state() });
             }
         }
         // SAFETY: the gate implies that the state allows sends and that no batch is open.
@@ -222,6 +222,29 @@ impl SendState {
         }
     }
 
+    /// Aborts a forgotten batch and destroys the queue pair: see `QueuePair::destroy_or_keep`.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    #[inline]
+    pub(crate) unsafe fn destroy_or_keep<W: Send + 'static>(&mut self, work: impl FnOnce() -> W) -> Result<()> {
+        if *self.gate.get_mut() & OPEN != 0 && !self.core.context().is_inherited() {
+            self.abort();
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.core.destroy_or_keep(work) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    #[inline(always)]
+    pub(crate) fn core_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
     pub(crate) fn as_raw_ex(&self) -> Option<NonNull<ibv_qp_ex>> {
         self.extended
     }
@@ -230,8 +253,9 @@ impl SendState {
 impl Drop for SendState {
     #[inline]
     fn drop(&mut self) {
-        if !self.shared.context().is_inherited() {
-            self.abort();
+        if self.core.exists() {
+            // SAFETY: nothing uses it after its drop.
+            let _ = unsafe { self.destroy_or_keep(|| ()) };
         }
     }
 }
