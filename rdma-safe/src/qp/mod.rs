@@ -323,8 +323,9 @@ impl QueuePair {
     /// type 2 bound to it: it is destroyed with the last of them.
     #[doc(alias = "ibv_destroy_qp")]
     #[inline]
-    pub fn destroy(self) -> Result<()> {
-        self.destroy_or_keep(|| ())
+    pub fn destroy(mut self) -> Result<()> {
+        // SAFETY: `self` is only dropped afterwards.
+        unsafe { self.send.destroy() }
     }
 
     /// Like [`QueuePair::destroy`]. If the queue pair is not destroyed at once, it keeps `work`, whose memory the
@@ -357,11 +358,11 @@ impl Core {
         let mut work = Some(work);
         let deferring = |parents: &Parents| parents.keep(work.take().map(|work| work()));
         // SAFETY: the caller's contract. No flow or memory window uses the queue pair.
-        let result = unsafe { self.object.destroy_in_place(deferring) };
-        if let (Err(_), Some(work)) = (&result, work) {
+        let Err(failure) = (unsafe { self.object.destroy_in_place(deferring) }) else { return Ok(()) };
+        if let Some(work) = work {
             std::mem::forget(work());
         }
-        result
+        Err(self.object.error(failure))
     }
 
     /// Gives up ownership of the C object, unless flows or memory windows use it.

@@ -14,6 +14,7 @@ mod xrc;
 
 use std::fmt;
 use std::hint::assert_unchecked;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -57,7 +58,8 @@ pub(crate) struct SendState {
     doorbell_fails: bool,
     /// The flags [`READY`] and [`OPEN`], in one field, so that posting needs one comparison.
     gate: AtomicU8,
-    core: Core,
+    /// Once `destroy_or_keep` has run, it has nothing to drop.
+    core: ManuallyDrop<Core>,
 }
 
 /// Flag: the state of the queue pair allows sends.
@@ -112,7 +114,7 @@ impl SendState {
             chain,
             doorbell_fails,
             gate: AtomicU8::new(0),
-            core,
+            core: ManuallyDrop::new(core),
         }
     }
 
@@ -222,6 +224,15 @@ impl SendState {
         }
     }
 
+    /// Aborts a forgotten batch and destroys the queue pair: see `QueuePair::destroy`.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    pub(crate) unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.destroy_or_keep(|| ()) }
+    }
+
     /// Aborts a forgotten batch and destroys the queue pair: see `QueuePair::destroy_or_keep`.
     ///
     /// # Safety
@@ -255,7 +266,7 @@ impl Drop for SendState {
     fn drop(&mut self) {
         if self.core.exists() {
             // SAFETY: nothing uses it after its drop.
-            let _ = unsafe { self.destroy_or_keep(|| ()) };
+            let _ = unsafe { self.destroy() };
         }
     }
 }
