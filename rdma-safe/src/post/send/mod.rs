@@ -26,7 +26,7 @@ use super::{PostError, SendOps};
 use crate::branch::rare;
 use crate::device::Quirks;
 use crate::interface::Interface;
-use crate::qp::Core;
+use crate::qp::{Core, QueuePairCapacity};
 use crate::{QueuePairState, Result};
 
 use batch::{QueueInfo, Target};
@@ -74,36 +74,48 @@ unsafe impl Send for SendState {}
 // `Sync`.
 unsafe impl Sync for SendState {}
 
-/// Sizes of a queue pair that the provider does not report.
-pub(crate) struct Sizes {
-    /// Largest number of work requests in a batch that is collected in memory.
-    pub(crate) max_batch: u32,
-    /// Largest header of a TCP segment, in bytes.
-    pub(crate) max_tso_header: u16,
+/// Limits of a send queue, with the memory that it allocates.
+pub(crate) struct SendMemory {
+    limits: Limits,
+    inline: Box<[u8]>,
+    chain: Chain,
 }
 
-impl SendState {
+impl SendMemory {
+    /// `max_batch` is the largest number of work requests in a batch that is collected in memory.
     #[inline(always)]
-    pub(crate) fn new(core: Core, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, sizes: Sizes) -> Self {
-        let Sizes { max_batch, max_tso_header } = sizes;
-        let capacity = core.capacity();
+    pub(crate) fn new(capacity: QueuePairCapacity, extended: bool, max_batch: u32) -> Self {
         let limits = Limits {
             max_sge: u16::try_from(capacity.max_send_sge).unwrap_or(u16::MAX),
             max_datagram: u16::MAX,
             max_inline: capacity.max_inline_data,
         };
-        let inline_scratch = InlineScratch {
-            bytes: match capacity.max_inline_data as usize {
-                0 => Box::default(),
-                len => vec![0; len].into_boxed_slice(),
-            },
-            copy_inline_lists: core.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
+        let inline = match capacity.max_inline_data as usize {
+            0 => Box::default(),
+            len => vec![0; len].into_boxed_slice(),
         };
-        let doorbell_fails = core.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
-        let chain = match qp_ex {
-            Some(_) => Chain::none(),
-            None => Chain::new(limits, max_batch.min(capacity.max_send_wr.max(1))),
+        let chain = match extended {
+            true => Chain::none(),
+            false => Chain::new(limits, max_batch.min(capacity.max_send_wr.max(1))),
         };
+        SendMemory { limits, inline, chain }
+    }
+}
+
+impl SendState {
+    #[inline(always)]
+    pub(crate) fn new(
+        core: Core,
+        qp_ex: Option<NonNull<ibv_qp_ex>>,
+        ops: SendOps,
+        memory: SendMemory,
+        max_tso_header: u16,
+    ) -> Self {
+        let SendMemory { limits, inline, chain } = memory;
+        let quirks = core.context().quirks();
+        let inline_scratch =
+            InlineScratch { bytes: inline, copy_inline_lists: quirks.contains(Quirks::INLINE_LISTS_EMPTY) };
+        let doorbell_fails = quirks.contains(Quirks::REFUSED_SENDS_EXECUTE);
         SendState {
             extended: qp_ex,
             raw: core.raw(),
