@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::errno::check;
 use crate::error::Verb;
-use crate::{Context, Error, Result, cq};
+use crate::{Context, Errno, Error, Result, cq};
 
 /// The objects that a C object was created from, which it keeps until it is destroyed.
 pub(crate) trait Parents: Send + Sized + 'static {
@@ -39,7 +39,7 @@ pub(crate) trait Parents: Send + Sized + 'static {
 /// object when it is dropped. If it cannot be destroyed, it and its parents are leaked, since the device may still use
 /// them. The same holds in a process that has inherited them by `fork(3)`.
 pub(crate) struct Object<P: Parents> {
-    /// `None` once the object is destroyed, leaked or deferred. The parents are then dropped, leaked or moved.
+    /// `None` once the object is destroyed, leaked, deferred or moved out. The parents are then dropped, leaked or moved.
     raw: Option<NonNull<P::Raw>>,
     parents: ManuallyDrop<P>,
 }
@@ -72,25 +72,42 @@ impl<P: Parents> Object<P> {
     /// the lock is released.
     pub(crate) fn destroy(self) -> Result<P> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used again nor dropped. After success it has its parents.
-        unsafe {
-            this.destroy_once(|_| ())?;
-            Ok(ManuallyDrop::take(&mut this.parents))
+        // SAFETY: `this` is neither destroyed again nor dropped.
+        match unsafe { this.destroy_once(|_| ()) } {
+            // SAFETY: they exist after success, and `this` is not used again.
+            Ok(()) => Ok(unsafe { ManuallyDrop::take(&mut this.parents) }),
+            Err(failure) => Err(this.error(failure)),
         }
     }
 
     /// Like [`Object::destroy`], but where it is. Calls `deferring` with the parents if the destruction is deferred.
     ///
     /// # Safety
-    /// `self` must only be dropped afterwards.
+    /// `self` must only be dropped afterwards. [`Object::error`] may be called before.
     #[inline]
-    pub(crate) unsafe fn destroy_in_place(&mut self, deferring: impl FnOnce(&P)) -> Result<()> {
+    pub(crate) unsafe fn destroy_in_place(&mut self, deferring: impl FnOnce(&P)) -> Result<(), Failure> {
         // SAFETY: the caller's contract. After success the parents exist, and nothing uses them later.
         unsafe {
             self.destroy_once(deferring)?;
             ManuallyDrop::drop(&mut self.parents);
         }
         Ok(())
+    }
+
+    /// Moves the object out.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    pub(crate) unsafe fn take(&mut self) -> Self {
+        // SAFETY: the caller's contract: the parents are not used here again.
+        let parents = unsafe { ManuallyDrop::take(&mut self.parents) };
+        Object { raw: self.raw.take(), parents: ManuallyDrop::new(parents) }
+    }
+
+    /// Whether the object is here: it was neither destroyed nor moved out.
+    #[inline(always)]
+    pub(crate) fn exists(&self) -> bool {
+        self.raw.is_some()
     }
 
     /// Like [`Object::destroy`], if this is the last owner. Otherwise returns an error that names the other owners,
@@ -107,31 +124,59 @@ impl<P: Parents> Object<P> {
         this.raw()
     }
 
-    /// Destroys the object. Its parents exist only after success.
+    /// Destroys the object.
     ///
     /// # Safety
-    /// Must be called once. The object must not be used again.
+    /// Must be called once. The object must not be used again, and its parents only if they were not [moved](Failure::Deferred).
     #[inline]
-    unsafe fn destroy_once(&mut self, deferring: impl FnOnce(&P)) -> Result<()> {
+    unsafe fn destroy_once(&mut self, deferring: impl FnOnce(&P)) -> Result<(), Failure> {
         // SAFETY: this is the only call, so the object exists.
         let raw = unsafe { self.raw.take().unwrap_unchecked() };
-        // An object of the parent process still exists, so it and its parents are leaked in this process.
-        self.parents.context().require_own()?;
-        if let Some(cq) = self.parents.polled_by_this_thread().cloned() {
+        if self.parents.context().is_inherited() {
+            return Err(Failure::Inherited);
+        }
+        if let Some(cq) = self.parents.polled_by_this_thread() {
+            let cq = Arc::clone(cq);
             deferring(&self.parents);
-            // SAFETY: they are not used here again.
-            let parents = unsafe { ManuallyDrop::take(&mut self.parents) };
-            // SAFETY: this object takes the place of `self`.
-            cq.defer(Box::new(unsafe { Object::new(raw, parents) }));
-            return Err(Error::PollInProgress { verb: P::VERB });
+            // SAFETY: the caller's contract.
+            unsafe { self.defer(raw, &cq) }
+            return Err(Failure::Deferred);
         }
         // SAFETY: nothing refers to the object by the contract of `new`, and it is destroyed once.
-        match check(unsafe { self.parents.destroy(raw.as_ptr()) }) {
-            Ok(()) => Ok(()),
-            // The object still exists, so its parents are leaked.
-            Err(errno) => Err(self.parents.context().verb_error(P::VERB, errno)),
+        check(unsafe { self.parents.destroy(raw.as_ptr()) }).map_err(Failure::Verb)
+    }
+
+    /// Lets `cq` destroy the object once it is not polled.
+    ///
+    /// # Safety
+    /// `raw` must be the object, and neither it nor its parents may be used again.
+    #[cold]
+    unsafe fn defer(&mut self, raw: NonNull<P::Raw>, cq: &cq::Shared) {
+        // SAFETY: the caller's contract.
+        let parents = unsafe { ManuallyDrop::take(&mut self.parents) };
+        // SAFETY: this object takes the place of `self`.
+        cq.defer(Box::new(unsafe { Object::new(raw, parents) }));
+    }
+
+    /// The error for a failure of this object.
+    #[cold]
+    pub(crate) fn error(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::Inherited => self.parents.context().inherited(),
+            Failure::Deferred => Error::PollInProgress { verb: P::VERB },
+            Failure::Verb(errno) => self.parents.context().verb_error(P::VERB, errno),
         }
     }
+}
+
+/// Why an object was not destroyed.
+pub(crate) enum Failure {
+    /// It belongs to the parent process. It and its parents are leaked.
+    Inherited,
+    /// This thread holds a lock that the verb needs. A completion queue destroys it later, and has its parents.
+    Deferred,
+    /// The verb failed, so the object still exists. It and its parents are leaked.
+    Verb(Errno),
 }
 
 impl<P: Parents> Drop for Object<P> {

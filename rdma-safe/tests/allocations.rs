@@ -15,7 +15,8 @@ use rdma_safe::endpoint::Armed;
 use rdma_safe::mr::Pages;
 use rdma_safe::post::InlineList;
 use rdma_safe::{
-    Access, Buffer, Endpoint, EndpointSet, InitOptions, Inline, PostError, ReceivePool, RemoteMemory, Work, WorkRequest,
+    Access, Buffer, Endpoint, EndpointSet, InitOptions, Inline, PostError, ReceivePool, RemoteMemory, SendOps, Work,
+    WorkRequest,
 };
 
 use fake::{Config, Fake};
@@ -115,12 +116,12 @@ fn objects_use_at_most_the_documented_memory() {
         (HELD.get() - before - four).abs() + size_of::<Buffer>() as i64
     };
     for (object, bytes, documented) in [
-        ("extended QP", qp(64, 1, false), 432),
+        ("extended QP", qp(64, 1, false), 392),
         ("extended QP: one more in a batch", qp(64, 2, false) - qp(64, 1, false), 48),
         ("classic QP: one more in a batch", qp(64, 2, true) - qp(64, 1, true), 144 + 48),
         ("extended CQ", size(|| pd.context().completion_queue(64).build().unwrap()), 168),
         ("classic CQ", size(|| pd.context().completion_queue(64).classic(true).build().unwrap()), 936),
-        ("endpoint", endpoint(1, 1) - 2 * 64, 1008),
+        ("endpoint", endpoint(1, 1) - 2 * 64, 968),
         ("endpoint: keepalive", with_keepalive, 224),
         ("endpoint: 64 more sends", endpoint(128, 64) - endpoint(64, 64), 64 * 64),
         ("endpoint: 64 more receives", endpoint(64, 128) - endpoint(64, 64), 64 * 64),
@@ -136,6 +137,19 @@ fn objects_use_at_most_the_documented_memory() {
         "an endpoint posts receives one at a time, so it has no memory for batches of them"
     );
     assert_eq!(qp(64, 1, false), qp(16, 1, false), "a raw queue pair stores nothing per work request in flight");
+}
+
+#[test]
+fn an_extended_queue_pair_in_reset_allocates_nothing() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let cq = pd.context().completion_queue(64).build().unwrap();
+    let create_and_destroy = || {
+        let qp = pd.queue_pair(&cq, &cq).operations(SendOps::RC).build().unwrap();
+        assert!(qp.is_extended());
+        qp.destroy().unwrap();
+    };
+    assert_eq!(allocations(create_and_destroy), 0);
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Memory windows: access by peers, and its end.
 
+use std::thread;
+
 use rdma_safe::device::{DeviceCapabilities, Quirks};
 use rdma_safe::mr::Pages;
 use rdma_safe::mw::{BindInfo, MemoryWindow, Type1, Type2, WindowType};
 use rdma_safe::{
-    Access, Error, ExposedRegion, InitOptions, PostError, QueuePairType, RemoteMemory, SendOps, WcFlags, WcOpcode,
-    WcStatus, WorkRequest,
+    Access, Error, ExposedRegion, InitOptions, PostError, QueuePair, QueuePairType, RemoteMemory, SendOps, WcFlags,
+    WcOpcode, WcStatus, WorkRequest,
 };
 
 use crate::support::child::{expect_kernel_objects, in_own_process};
@@ -430,5 +432,43 @@ fn a_region_is_deregistered_after_the_windows_that_are_bound_to_it() {
         expect_kernel_objects("mr", 0);
         drop(pd);
         expect_kernel_objects("pd", 0);
+    });
+}
+
+#[test]
+fn a_queue_pair_is_destroyed_with_the_last_window_that_is_bound_by_it() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_rxe() && !rdma.is_soft() {
+        println!("skipped: it counts objects, which differ from device to device");
+        return;
+    }
+    in_own_process("memory_windows::a_queue_pair_is_destroyed_with_the_last_window_that_is_bound_by_it", || {
+        let ends: [fn(QueuePair); 3] = [
+            drop,
+            |qp| assert!(matches!(qp.destroy(), Err(Error::InUse { object: "queue pair", .. }))),
+            |qp| assert!(matches!(qp.into_raw(), Err(Error::InUse { object: "queue pair", .. }))),
+        ];
+        for end in ends {
+            let mut lab = Lab::new(&rdma, Mode::EXTENDED);
+            let region = region(&lab);
+            let mut windows = [lab.pd.memory_window().unwrap(), lab.pd.memory_window().unwrap()];
+            for window in &mut windows {
+                bind_2(&mut lab.b, window, region.bind_info(0, 64, Access::REMOTE).unwrap());
+            }
+            let Lab { a, b, pd } = lab;
+            end(b.qp);
+            drop((b.cq, b.memory, a, pd));
+            let [first, last] = windows;
+            drop(first);
+            expect_kernel_objects("qp", 1);
+            thread::spawn(|| drop(last)).join().unwrap();
+            expect_kernel_objects("qp", 0);
+        }
+        let mut lab = Lab::new(&rdma, Mode::EXTENDED);
+        let region = region(&lab);
+        let mut window = lab.pd.memory_window().unwrap();
+        bind_2(&mut lab.b, &mut window, region.bind_info(0, 64, Access::REMOTE).unwrap());
+        window.invalidated();
+        lab.b.qp.destroy().unwrap();
     });
 }

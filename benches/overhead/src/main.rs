@@ -127,23 +127,24 @@ fn run() -> Result<()> {
         c.push((name.to_owned(), unsafe { Library::new(Path::new(path)) }?));
     }
     for Row { name, setting, sys, raw, any, owned } in rows() {
+        // The variants share the objects, so that each finds the heap in the same state: it decides what the allocations of the
+        // provider cost.
+        let mut rust = rig.raw(setting)?;
+        let mut objects = rust.objects();
         for (compiler, library) in &c {
             let symbol = format!("loop_{name}\0");
             // SAFETY: loops.c defines this function for each row, with this signature.
             let function: unsafe extern "C" fn(*mut Objects, u64) -> u64 = *unsafe { library.get(symbol.as_bytes())? };
-            let mut objects = Objects::of(&rig, setting)?;
             // SAFETY: the objects have the row's setting.
-            measure(compiler, name, |n| unsafe { function(&raw mut objects.0, n) })?;
+            measure(compiler, name, |n| unsafe { function(&raw mut objects, n) })?;
         }
         if let Some(function) = sys {
-            let objects = Objects::of(&rig, setting)?;
             // SAFETY: the objects have the row's setting.
-            measure("sys", name, |n| unsafe { function(&objects.0, n) })?;
+            measure("sys", name, |n| unsafe { function(&objects, n) })?;
         }
         for (variant, function) in [("raw", raw), ("any", any)] {
             if let Some(function) = function {
-                let mut raw = rig.raw(setting)?;
-                measure(variant, name, |n| function(&mut raw, n))?;
+                measure(variant, name, |n| function(&mut rust, n))?;
             }
         }
         match owned {
@@ -159,14 +160,6 @@ fn run() -> Result<()> {
         }
     }
     Ok(())
-}
-
-impl Objects {
-    /// Objects with `setting`, and the values that own them.
-    fn of(rig: &Rig, setting: Setting) -> Result<(Self, Raw)> {
-        let raw = rig.raw(setting)?;
-        Ok((raw.objects(), raw))
-    }
 }
 
 /// Runs `function` with each of [`COUNTS`] and prints a line for each run.

@@ -297,7 +297,7 @@ impl QueuePair {
             },
         )?;
         // Only destroying the queue pair detaches the counter.
-        self.shared().keep(counter.clone());
+        self.core().keep(counter.clone());
         Ok(())
     }
 }

@@ -378,7 +378,7 @@ impl Context {
 
     #[cold]
     #[inline(never)]
-    fn inherited(&self) -> Error {
+    pub(crate) fn inherited(&self) -> Error {
         Error::Inherited { object: self.device_name().into() }
     }
 

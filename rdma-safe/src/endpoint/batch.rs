@@ -10,7 +10,7 @@ use super::ring::{Kind, Ring};
 use super::work::{ATOMIC, Data, Verb};
 use super::{BatchError, Operation, Poster, Rejected, UnsignaledRun, Work, WorkId};
 use crate::interface::Interface;
-use crate::qp::Shared;
+use crate::qp::Core;
 use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
 
 /// Work to be posted with one doorbell. Dropping it posts nothing, and drops the buffers that were moved in.
@@ -18,9 +18,8 @@ use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, S
 /// Made by [`Endpoint::batch`](crate::Endpoint::batch).
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct Batch<'e> {
-    /// Taken by `drop`, or by `post`, which ends the batch.
+    /// Dropped by `drop`, unless `post` has ended it.
     pub(super) raw: ManuallyDrop<SendBatch<'e>>,
-    qp: &'e Shared,
     pub(super) sends: &'e mut Ring<Buffer>,
     /// Sequence number from which on no work can be added.
     limit: u64,
@@ -51,10 +50,8 @@ impl<'e> Batch<'e> {
         }
         let end = endpoint.live.sends.next_sequence();
         let run = if endpoint.run.end == end { endpoint.run.len } else { 0 };
-        let (queue, qp) = endpoint.live.qp.send_and_shared();
         Ok(Batch {
-            raw: ManuallyDrop::new(queue.batch()?),
-            qp,
+            raw: ManuallyDrop::new(endpoint.live.qp.send_batch()?),
             gates_before: std::mem::replace(&mut endpoint.gates, Gates::SHUT),
             gates: &mut endpoint.gates,
             limit: endpoint.live.sends.batch_limit(),
@@ -230,7 +227,7 @@ impl Batch<'_> {
         flags: SendFlags,
     ) -> Result<WorkRequest, PostError> {
         if self.sends.next_sequence() >= self.limit {
-            return Err(self.sends.full_error(self.qp.number()));
+            return Err(self.sends.full_error(self.raw.core().number()));
         }
         verb.check(len, capacity, max_message)?;
         let flags = if self.is_signaled(flags) { flags | SendFlags::SIGNALED } else { flags };
@@ -262,7 +259,7 @@ impl Batch<'_> {
     ) -> Result<(WorkId, R), PostError> {
         let sequence = self.sends.next_sequence();
         if sequence >= self.limit {
-            return Err(self.sends.full_error(self.qp.number()));
+            return Err(self.sends.full_error(self.raw.core().number()));
         }
         let added = add(&mut self.raw, WorkRequest::new(sequence).signaled())?;
         self.sends.stage(None, Kind::signaled(operation));
@@ -294,8 +291,8 @@ impl Batch<'_> {
     pub fn post(self) -> Result<(), BatchError> {
         // Not dropped: after posting there is nothing to abort.
         let this = &mut *ManuallyDrop::new(self);
-        // SAFETY: `drop`, the only other place that takes it, does not run.
-        match unsafe { ManuallyDrop::take(&mut this.raw) }.post() {
+        // SAFETY: nothing is added to it afterwards, and `drop` does not run.
+        match unsafe { this.raw.complete_in_place() } {
             Ok(()) => {
                 this.sends.commit();
                 *this.endpoint_run = this.run;
@@ -303,7 +300,7 @@ impl Batch<'_> {
                 Ok(())
             }
             Err(error) => {
-                let unposted = failed(this.qp, this.sends, this.poisoned, error);
+                let unposted = failed(this.raw.core(), this.sends, this.poisoned, error);
                 if !*this.poisoned {
                     *this.gates = this.gates_before;
                 }
@@ -316,7 +313,7 @@ impl Batch<'_> {
 /// Sorts the staged work of a batch that the provider took only in part, or not at all.
 #[cold]
 #[inline(never)]
-fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError) -> BatchError {
+fn failed(qp: &Core, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError) -> BatchError {
     let (mut buffers, mut lists) = (Vec::new(), Vec::new());
     let taken = match error {
         PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),

@@ -154,8 +154,7 @@ impl<I: Interface> Poster<I> {
 
     fn try_post_pending(&mut self, first: u64, count: u64) -> Result<(), PostError> {
         let Some(pending) = &mut self.pending else { return Err(PostError::EndpointFailed) };
-        let (queue, _) = self.live.qp.send_and_shared();
-        let mut raw = queue.batch()?;
+        let mut raw = self.live.qp.send_batch()?;
         for sequence in first..first + count {
             let Some(PendingSlot { verb, imm, flags, inline, inline_len }) = pending.slot(sequence) else {
                 return Err(PostError::EndpointFailed);

@@ -20,8 +20,8 @@ use crate::errno::check_ptr;
 use crate::error::Verb;
 use crate::named::named;
 use crate::object::{Object, Parents};
-use crate::wq::{RssQueuePair, rss};
-use crate::{Context, Error, QueuePair, QueuePairType, Result, qp};
+use crate::wq::RssQueuePair;
+use crate::{Context, Error, QueuePair, QueuePairType, Result};
 
 pub use action::{AesKey, EspAction, EspEncapsulation, EspFlags, FlowAction};
 use buffer::Buffer;
@@ -159,13 +159,11 @@ impl FlowRule {
     /// or counters belong to another context; [`Error::CreateFlow`].
     #[doc(alias = "ibv_create_flow")]
     pub fn steer(self, target: &impl FlowTarget) -> Result<Flow> {
-        let target = target.target();
-        let context = target.context().clone();
+        let TargetHandle { raw: qp, context, qp_type, kept } = target.target();
         let unsupported = || context.unsupported("flow steering");
         if !context.attributes().capabilities().contains(DeviceCapabilities::MANAGED_FLOW_STEERING) {
             return Err(unsupported());
         }
-        let qp_type = target.qp_type();
         if ![QueuePairType::UD, QueuePairType::RAW_PACKET].contains(&qp_type) {
             let advice = "flows support only the types UD and RAW_PACKET";
             return Err(Error::WrongType { operation: "flow steering", qp_type, advice });
@@ -183,14 +181,14 @@ impl FlowRule {
         let mut buffer = Buffer::new(self.attr, &specs).ok_or(error(crate::Errno(libc::E2BIG)))?;
         // SAFETY: the queue pair is valid. The buffer contains the attributes followed by the number of specifications
         // they state. The actions and counters in them exist, and are kept below. All of this is valid during the call.
-        let raw =
-            check_ptr(|| unsafe { ibv_create_flow(target.as_raw(), buffer.as_mut_ptr()) }).map_err(
-                |errno| match errno.is_unsupported() {
-                    true => unsupported(),
-                    false => error(errno),
-                },
-            )?;
-        let made_from = MadeFrom { target, _actions: self.actions, counters: self.counters };
+        let raw = check_ptr(|| unsafe { ibv_create_flow(qp, buffer.as_mut_ptr()) }).map_err(|errno| {
+            match errno.is_unsupported() {
+                true => unsupported(),
+                false => error(errno),
+            }
+        })?;
+        let made_from =
+            MadeFrom { context: context.clone(), _target: kept, _actions: self.actions, counters: self.counters };
         // SAFETY: just created from these, and not shared with anything. Nothing is created from it.
         Ok(Flow { object: unsafe { Object::new(raw, made_from) } })
     }
@@ -246,57 +244,37 @@ mod target {
     /// Sealed, because the provider trusts the pointer that it returns.
     pub trait Target {
         #[doc(hidden)]
-        fn target(&self) -> super::TargetHandle;
+        fn target(&self) -> super::TargetHandle<'_>;
     }
 }
 
 impl target::Target for QueuePair {
-    fn target(&self) -> TargetHandle {
-        TargetHandle(Target::Qp(self.shared().clone()))
+    fn target(&self) -> TargetHandle<'_> {
+        let kept = self.core().keeper();
+        TargetHandle { raw: self.as_raw(), context: self.context(), qp_type: self.qp_type(), kept }
     }
 }
 
 impl target::Target for RssQueuePair {
-    fn target(&self) -> TargetHandle {
-        TargetHandle(Target::Rss(self.shared().clone()))
+    fn target(&self) -> TargetHandle<'_> {
+        let kept = Arc::clone(self.shared());
+        TargetHandle { raw: self.as_raw(), context: self.context(), qp_type: self.qp_type(), kept }
     }
 }
 
-/// A queue pair that is kept alive by its flows.
+/// A queue pair as a destination of flows.
 #[doc(hidden)]
-pub struct TargetHandle(Target);
+pub struct TargetHandle<'a> {
+    raw: *mut ibv_qp,
+    context: &'a Context,
+    qp_type: QueuePairType,
+    /// Keeps the C object of the queue pair.
+    kept: Arc<dyn Send + Sync>,
+}
 
-impl fmt::Debug for TargetHandle {
+impl fmt::Debug for TargetHandle<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TargetHandle").field(&self.qp_type()).finish()
-    }
-}
-
-enum Target {
-    Qp(Arc<qp::Shared>),
-    Rss(Arc<rss::Shared>),
-}
-
-impl TargetHandle {
-    fn as_raw(&self) -> *mut ibv_qp {
-        match &self.0 {
-            Target::Qp(qp) => qp.as_raw(),
-            Target::Rss(qp) => qp.as_raw(),
-        }
-    }
-
-    fn context(&self) -> &Context {
-        match &self.0 {
-            Target::Qp(qp) => qp.context(),
-            Target::Rss(qp) => qp.pd().context(),
-        }
-    }
-
-    fn qp_type(&self) -> QueuePairType {
-        match &self.0 {
-            Target::Qp(qp) => qp.qp_type(),
-            Target::Rss(qp) => qp.qp_type(),
-        }
+        f.debug_tuple("TargetHandle").field(&self.qp_type).finish()
     }
 }
 
@@ -308,7 +286,9 @@ pub struct Flow {
 }
 
 struct MadeFrom {
-    target: TargetHandle,
+    context: Context,
+    /// Keeps the C object of the queue pair.
+    _target: Arc<dyn Send + Sync>,
     _actions: Vec<FlowAction>,
     counters: Vec<Counters>,
 }
@@ -319,7 +299,7 @@ impl Parents for MadeFrom {
     const VERB: Verb = Verb::DestroyFlow;
 
     fn context(&self) -> &Context {
-        self.target.context()
+        &self.context
     }
 
     unsafe fn destroy(&mut self, raw: *mut ibv_flow) -> c_int {
@@ -341,9 +321,10 @@ impl Flow {
         actions: &[FlowAction],
         counters: &[Counters],
     ) -> Self {
-        let (target, _actions, counters) = (target.target(), actions.to_vec(), counters.to_vec());
+        let TargetHandle { context, kept, .. } = target.target();
+        let (context, _actions, counters) = (context.clone(), actions.to_vec(), counters.to_vec());
         // SAFETY: the caller's contract. Nothing is created from it.
-        Flow { object: unsafe { Object::new(raw, MadeFrom { target, _actions, counters }) } }
+        Flow { object: unsafe { Object::new(raw, MadeFrom { context, _target: kept, _actions, counters }) } }
     }
 
     /// Attaches `counters` to this flow: `ibv_attach_counters_point_flow(3)`.

@@ -18,7 +18,8 @@ use rdma_sys::*;
 use crate::errno::check_ptr;
 use crate::error::Verb;
 use crate::object::{Object, Parents};
-use crate::{Context, PostError, ProtectionDomain, RemoteMemory, Result, qp};
+use crate::qp::Keeper;
+use crate::{Context, PostError, ProtectionDomain, RemoteMemory, Result};
 
 use bind_info::BoundRegion;
 use regions::Regions;
@@ -120,7 +121,7 @@ impl Parents for MadeFrom {
 struct Bound {
     region: BoundRegion,
     /// The queue pair of a type 2 window.
-    _qp: Option<Arc<qp::Shared>>,
+    _qp: Option<Arc<Keeper>>,
 }
 
 struct Pending {
@@ -348,9 +349,9 @@ impl MemoryWindow<Type2> {
 
     /// Records a work request that binds the window to this key.
     #[inline]
-    pub(crate) fn added(&mut self, rkey: u32, info: &BindInfo<'_>, qp: &Arc<qp::Shared>) -> RemoteMemory {
+    pub(crate) fn added(&mut self, rkey: u32, info: &BindInfo<'_>, qp: Arc<Keeper>) -> RemoteMemory {
         self.keep(info);
-        let to = Some(Bound { region: info.keep(), _qp: Some(Arc::clone(qp)) });
+        let to = Some(Bound { region: info.keep(), _qp: Some(qp) });
         self.object.pending = Some(Pending { rkey, to });
         RemoteMemory { address: info.remote_address(), len: info.len(), rkey }
     }

@@ -20,7 +20,7 @@ pub(crate) use receives::RecvChain;
 pub use receives::{ReceiveQueue, RecvBatch};
 pub use recv::RecvQueue;
 pub(crate) use recv::RecvState;
-pub(crate) use send::{EXTENDED_ONLY, SendState, Sizes};
+pub(crate) use send::{EXTENDED_ONLY, SendMemory, SendState};
 pub use send::{FlushPlacement, FlushRange, Segments, SendBatch, SendQueue, UdTarget, XrcBatch};
 pub use work_request::{Remote, SendFlags, SendOps, WorkRequest};
 

@@ -1,13 +1,12 @@
 //! The receive queue of a queue pair.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::receives::RecvChain;
 use super::{PostError, RecvBatch, Sge};
-use crate::qp::Shared;
-use crate::{QueuePair, QueuePairState};
+use crate::qp::Core;
+use crate::{QueuePair, QueuePairState, QueuePairType};
 
 /// The receive queue of a queue pair, borrowed separately by [`QueuePair::split`](crate::QueuePair::split).
 #[derive(Debug)]
@@ -51,27 +50,48 @@ pub(crate) struct RecvState {
     /// Whether receives can be posted: the state allows it, and the queue pair has its own receive queue. The memory of the
     /// chain is allocated before.
     ready: AtomicBool,
-    shared: Arc<Shared>,
+    source: Source,
+    /// The state of the queue pair, for errors.
+    state: AtomicU32,
+}
+
+/// Where the receives of a queue pair come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Its own receive queue.
+    Own,
+    /// A shared receive queue.
+    Shared,
+    /// A shared receive queue that the peer names in each XRC message.
+    Named,
 }
 
 impl RecvState {
-    pub(crate) fn new(shared: &Arc<Shared>, max_batch: u32) -> Self {
-        let capacity = shared.capacity();
+    /// # Safety
+    /// Must not be used after the queue pair of `core` is destroyed.
+    #[inline(always)]
+    pub(crate) unsafe fn new(core: &Core, max_batch: u32) -> Self {
+        let capacity = core.capacity();
         let max_batch = max_batch.min(capacity.max_recv_wr.max(1));
-        // SAFETY: `shared`, which is stored next to the chain, owns the queue pair.
-        let chain = unsafe { RecvChain::unallocated(shared.raw(), capacity.max_recv_sge, max_batch) };
-        RecvState { chain, ready: AtomicBool::new(false), shared: Arc::clone(shared) }
+        // SAFETY: the caller's contract.
+        let chain = unsafe { RecvChain::unallocated(core.raw(), capacity.max_recv_sge, max_batch) };
+        let source = match core.qp_type() {
+            _ if core.has_srq() => Source::Shared,
+            QueuePairType::XRC_SEND => Source::Named,
+            _ => Source::Own,
+        };
+        let state = AtomicU32::new(core.state().0);
+        RecvState { chain, ready: AtomicBool::new(false), source, state }
     }
 
     /// Updates `ready` for a queue pair in `state`.
     pub(crate) fn set_state(&self, state: QueuePairState) {
-        let refuses = matches!(state, QueuePairState::RESET | QueuePairState::UNKNOWN)
-            || self.shared.has_srq()
-            || self.shared.has_no_receives();
+        let refuses = matches!(state, QueuePairState::RESET | QueuePairState::UNKNOWN) || self.source != Source::Own;
         if !refuses {
             self.chain.allocate();
         }
         self.ready.store(!refuses, Ordering::Relaxed);
+        self.state.store(state.0, Ordering::Relaxed);
     }
 
     /// # Safety
@@ -109,9 +129,19 @@ impl RecvState {
     #[inline(always)]
     fn check_state(&mut self) -> Result<(), PostError> {
         if !*self.ready.get_mut() {
-            return Err(self.shared.no_receives_error());
+            return Err(self.refusal());
         }
         Ok(())
+    }
+
+    /// The reason why a receive cannot be posted.
+    #[cold]
+    fn refusal(&mut self) -> PostError {
+        match self.source {
+            Source::Own => PostError::NotReady { state: QueuePairState(*self.state.get_mut()) },
+            Source::Shared => PostError::SharedReceives,
+            Source::Named => PostError::NoReceiveQueue,
+        }
     }
 }
 

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU8, AtomicU32};
 
 use rdma_sys::*;
 
-use super::operations::{available, fallback_sets, present};
+use super::operations::{available, basic, fallback_sets, present};
 use super::options::Options;
-use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use super::{Core, Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType};
 use crate::device::Quirks;
 use crate::errno::check_ptr;
 use crate::id::QpId;
 use crate::object::Object;
-use crate::post::{EXTENDED_ONLY, RecvState, SendOps, SendState, Sizes};
+use crate::post::{EXTENDED_ONLY, RecvState, SendMemory, SendOps, SendState};
 use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 
 /// Describes a queue pair: `ibv_create_qp_ex(3)`, or `ibv_create_qp(3)` if the provider lacks it.
@@ -166,54 +166,66 @@ impl<'a> QueuePairBuilder<'a> {
         if self.srq.is_some() || self.qp_type == QueuePairType::XRC_SEND {
             (self.capacity.max_recv_wr, self.capacity.max_recv_sge) = (0, 0);
         }
-        self.pd.context().require_own()?;
-        let device = self.pd.context().attributes();
+        let ops = self.check()?;
+        if self.is_extended() {
+            let created = match self.create(Some(ops)) {
+                Ok(created) => Some((created, ops)),
+                Err(errno) if errno.is_unsupported() => self.create_with_fewer(ops)?,
+                Err(errno) => return Err(self.error(errno)),
+            };
+            if let Some((created, ops)) = created {
+                return self.finish_extended(created, ops);
+            }
+        }
+        self.build_classic(ops)
+    }
+
+    /// Checks the description, and returns the operations to create the queue pair with.
+    #[inline(always)]
+    fn check(&self) -> Result<SendOps> {
+        let context = self.pd.context();
+        context.require_own()?;
         for cq in [self.send_cq, self.recv_cq] {
-            self.pd.context().require_same(cq.context(), "completion queue")?;
+            context.require_same(cq.context(), "completion queue")?;
         }
-        let all = self.all_operations()?;
+        if self.srq.is_some() || self.qp_type == QueuePairType::XRC_SEND {
+            self.check_receives()?;
+        }
+        let is_basic = |ops| basic(self.qp_type).is_some_and(|basic| basic.contains(ops));
+        let ops = match self.ops {
+            // Every device has them, so its capabilities do not matter.
+            Some(ops) if is_basic(ops) && self.options.max_tso_header == 0 => ops,
+            _ => self.check_operations()?,
+        };
+        self.options.check(context)?;
+        Ok(ops)
+    }
+
+    /// Checks the shared receive queue, and the device's support of XRC.
+    fn check_receives(&self) -> Result<()> {
+        let context = self.pd.context();
         if self.qp_type == QueuePairType::XRC_SEND {
-            self.pd.context().require_xrc()?;
+            context.require_xrc()?;
         }
-        if let Some(srq) = &self.srq {
-            self.pd.context().require_same(srq.pd().context(), "shared receive queue")?;
-        }
-        if self.srq.as_ref().is_some_and(|srq| self.qp_type == QueuePairType::XRC_SEND || srq.xrc_number().is_some()) {
+        let Some(srq) = &self.srq else { return Ok(()) };
+        context.require_same(srq.pd().context(), "shared receive queue")?;
+        if self.qp_type == QueuePairType::XRC_SEND || srq.xrc_number().is_some() {
             let advice = "an XRC message names its shared receive queue by number, see SendBatch::to_srq";
             return Err(Error::WrongType { operation: "this shared receive queue", qp_type: self.qp_type, advice });
         }
-        if let Some(ops) = self.ops {
-            if !all.contains(ops) {
-                return Err(Error::UnsupportedOperations { ops: ops - all });
-            }
+        Ok(())
+    }
+
+    /// Checks the type and the operations, of which the defaults depend on the device.
+    fn check_operations(&self) -> Result<SendOps> {
+        let all = self.all_operations()?;
+        let has_tso = self.options.max_tso_header > 0;
+        let ops = self.ops.unwrap_or(if has_tso { all } else { all - SendOps::TSO });
+        let needed = if has_tso { ops | SendOps::TSO } else { ops };
+        match all.contains(needed) {
+            true => Ok(ops),
+            false => Err(Error::UnsupportedOperations { ops: needed - all }),
         }
-        if self.options.max_tso_header > 0 && !all.contains(SendOps::TSO) {
-            return Err(Error::UnsupportedOperations { ops: SendOps::TSO });
-        }
-        self.options.check(self.pd.context())?;
-        if self.is_extended() {
-            let fallbacks;
-            let sets = match &self.ops {
-                Some(ops) => std::slice::from_ref(ops),
-                None => {
-                    fallbacks = fallback_sets(self.default_operations(all), self.qp_type);
-                    &fallbacks[..]
-                }
-            };
-            for &ops in sets {
-                match self.create(Some(ops)) {
-                    Ok(created) => return self.finish_extended(created, ops),
-                    Err(errno) if errno.is_unsupported() => {}
-                    Err(errno) => return Err(self.error(errno, device)),
-                }
-            }
-        }
-        let ops = self.ops.unwrap_or(self.default_operations(all) - EXTENDED_ONLY);
-        if ops.intersects(EXTENDED_ONLY) {
-            return Err(Error::UnsupportedOperations { ops: ops & EXTENDED_ONLY });
-        }
-        let created = self.create(None).map_err(|errno| self.error(errno, device))?;
-        Ok(self.finish(created, ops, None))
     }
 
     /// Whether to post by `ibv_wr_*` if the provider supports it.
@@ -228,11 +240,6 @@ impl<'a> QueuePairBuilder<'a> {
                        XrcDomain::create_target creates the responder of XRC";
         let error = || Error::WrongType { operation: "QueuePairBuilder", qp_type: self.qp_type, advice };
         available(self.pd.context(), self.qp_type).ok_or_else(error)
-    }
-
-    /// The operations of `all` that are enabled by default.
-    fn default_operations(&self, all: SendOps) -> SendOps {
-        if self.options.max_tso_header == 0 { all - SendOps::TSO } else { all }
     }
 
     /// Creates the queue pair for `ibv_wr_*` with `ops`, or for `ibv_post_send` with `None`.
@@ -260,28 +267,59 @@ impl<'a> QueuePairBuilder<'a> {
         Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
     }
 
-    /// Finishes a queue pair that posts by `ibv_wr_*`. Some providers accept operations that they then do not
-    /// implement.
+    /// Creates the queue pair for `ibv_wr_*` after the device has refused all default operations, `ops`, together. `None` if
+    /// it refuses fewer, too, or if certain operations are requested.
+    #[cold]
+    fn create_with_fewer(&self, ops: SendOps) -> Result<Option<(Created, SendOps)>> {
+        let sets = if self.ops.is_none() { fallback_sets(ops, self.qp_type) } else { Vec::new() };
+        for ops in sets.into_iter().filter(|set| *set != ops) {
+            match self.create(Some(ops)) {
+                Ok(created) => return Ok(Some((created, ops))),
+                Err(errno) if errno.is_unsupported() => {}
+                Err(errno) => return Err(self.error(errno)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Creates a queue pair that posts by `ibv_post_send`.
+    fn build_classic(&self, ops: SendOps) -> Result<QueuePair> {
+        let ops = if self.ops.is_none() { ops - EXTENDED_ONLY } else { ops };
+        if ops.intersects(EXTENDED_ONLY) {
+            return Err(Error::UnsupportedOperations { ops: ops & EXTENDED_ONLY });
+        }
+        let created = self.create(None).map_err(|errno| self.error(errno))?;
+        Ok(self.finish(created, ops, None))
+    }
+
+    /// Finishes a queue pair that posts by `ibv_wr_*` and was created with `ops`. Some providers accept operations that they
+    /// then do not implement.
     #[inline(always)]
     fn finish_extended(&self, mut created: Created, ops: SendOps) -> Result<QueuePair> {
         // SAFETY: the queue pair is valid. Created with operations, it has the extended interface; otherwise this
         // returns NULL.
         let qp_ex = NonNull::new(unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(created.raw.as_ptr()) });
+        let Some(qp_ex) = qp_ex else { return self.refuse(created, ops) };
         // SAFETY: the interface is part of the queue pair, which was created with `ops`.
-        let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { present(qp_ex.as_ptr(), self.qp_type, ops) });
+        let present = unsafe { present(qp_ex.as_ptr(), self.qp_type, ops) };
         if self.pd.context().quirks().contains(Quirks::SGE_LISTS_MISCOUNTED) {
             // The provider may have granted more than was requested.
             created.capacity.max_send_sge = 1;
         }
-        if self.ops.map_or(present.is_empty(), |asked| !present.contains(asked)) {
-            // Destroys it.
-            drop(self.finish(created, ops, qp_ex));
-            return match self.ops {
-                Some(asked) => Err(Error::UnsupportedOperations { ops: asked - present }),
-                None => self.clone().classic(true).build(),
-            };
+        if present != ops && (self.ops.is_some() || present.is_empty()) {
+            return self.refuse(created, ops - present);
         }
-        Ok(self.finish(created, ops & present, qp_ex))
+        Ok(self.finish(created, present, Some(qp_ex)))
+    }
+
+    /// Destroys a queue pair that the provider has created without the operations `lacking`.
+    #[cold]
+    fn refuse(&self, created: Created, lacking: SendOps) -> Result<QueuePair> {
+        drop(self.finish(created, SendOps::empty(), None));
+        match self.ops {
+            Some(ops) if !ops.is_empty() => Err(Error::UnsupportedOperations { ops: lacking }),
+            _ => self.clone().classic(true).build(),
+        }
     }
 
     #[inline(always)]
@@ -289,12 +327,14 @@ impl<'a> QueuePairBuilder<'a> {
         let Created { raw, capacity, id } = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
+        // Allocated first. Nothing panics once `core` exists, so the compiler builds the queue pair where it is returned.
+        let memory = SendMemory::new(capacity, qp_ex.is_some(), self.max_batch);
         let (send_cq, recv_cq) = (self.send_cq.shared(), self.recv_cq.shared());
         let cqs = [Some(Arc::clone(send_cq)), (!Arc::ptr_eq(send_cq, recv_cq)).then(|| Arc::clone(recv_cq))];
         let parents = Parents::new(Home::Domain(self.pd.clone()), cqs, self.srq.clone());
-        let shared = Arc::new(Shared {
-            // SAFETY: the queue pair was created in or adopted with these parents. Its two queues, and its flows and
-            // memory windows, hold an `Arc` of this.
+        let core = Core {
+            // SAFETY: the queue pair was created in or adopted with these parents. Its flows and memory windows hold its
+            // keeper.
             object: unsafe { Object::new(raw, parents) },
             number,
             id,
@@ -302,21 +342,19 @@ impl<'a> QueuePairBuilder<'a> {
             capacity,
             state: AtomicU32::new(QueuePairState::RESET.0),
             port: AtomicU8::new(0),
-        });
-        let sizes = Sizes { max_batch: self.max_batch, max_tso_header: self.options.max_tso_header };
-        QueuePair {
-            send: SendState::new(&shared, qp_ex, ops, sizes),
-            recv: RecvState::new(&shared, self.max_recv_batch.unwrap_or(self.max_batch)),
-            shared,
-            local: None,
-        }
+        };
+        // SAFETY: both sides belong to one queue pair, of which they are never moved out.
+        let recv = unsafe { RecvState::new(&core, self.max_recv_batch.unwrap_or(self.max_batch)) };
+        let send = SendState::new(core, qp_ex, ops, memory, self.options.max_tso_header);
+        QueuePair { send, recv, local: None }
     }
 
     pub(super) fn srq_ptr(&self) -> *mut ibv_srq {
         self.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_raw())
     }
 
-    fn error(&self, errno: Errno, device: &crate::device::DeviceAttributes) -> Error {
+    #[cold]
+    fn error(&self, errno: Errno) -> Error {
         if errno.is_unsupported() {
             if self.qp_type == QueuePairType::RAW_PACKET {
                 return self.pd.context().unsupported("raw packet queue pairs");
@@ -328,6 +366,7 @@ impl<'a> QueuePairBuilder<'a> {
                 return self.pd.context().unsupported("options of queue pairs (ibv_create_qp_ex)");
             }
         }
+        let device = self.pd.context().attributes();
         let limits = format!(
             "{} work requests and {} elements each way, {} queue pairs",
             device.max_qp_wr(),

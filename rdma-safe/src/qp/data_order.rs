@@ -67,7 +67,7 @@ impl QueuePair {
     pub fn data_in_order(&self, opcode: WrOpcode) -> DataInOrder {
         let query = self.context().verbs().ibv_query_qp_data_in_order;
         // The provider reads the state in the C object, which `query` in another thread may write.
-        let _guard = self.shared.extras();
+        let _guard = self.core().extras();
         let query_caps = |flags: u32| {
             // SAFETY: the queue pair is valid, and nobody changes it: that requires `&mut self`, or the lock.
             let answer = unsafe { query(self.as_raw(), ibv_wr_opcode(opcode.0), flags) };

@@ -58,7 +58,7 @@ impl QueuePair {
         timeout: Duration,
         mut each: impl FnMut(&WorkCompletion<'_>) -> bool,
     ) -> Result<u64> {
-        if !self.shared.completes_to(cqs) {
+        if !self.core().completes_to(cqs) {
             return Err(Error::WrongParent { object: "completion queue" });
         }
         if self.state() == QueuePairState::RESET {
@@ -98,7 +98,7 @@ impl QueuePair {
     }
 }
 
-impl super::Shared {
+impl super::Core {
     /// Whether `cqs` has all queues that this queue pair completes to.
     fn completes_to(&self, cqs: &[&mut CompletionQueue]) -> bool {
         let contains = |own| cqs.iter().any(|cq| Arc::ptr_eq(cq.shared(), own));

@@ -9,6 +9,7 @@ mod connect;
 mod data_order;
 mod drain;
 mod ece;
+mod keeper;
 mod modify;
 mod multicast;
 mod operations;
@@ -41,6 +42,7 @@ pub(crate) use connect::Local;
 pub use connect::{ConnectOptions, InitOptions, QueuePairAddress};
 pub use data_order::{DataInOrder, WrOpcode};
 pub use ece::Ece;
+pub(crate) use keeper::Keeper;
 pub use modify::ModifyError;
 pub use options::QueuePairFlags;
 pub use rate_limit::RateLimit;
@@ -53,16 +55,15 @@ pub use crate::id::QpId;
 /// This is the raw interface: [`SendBatch`] and [`RecvBatch`] post memory by address and key, which is `unsafe`. The
 /// safe interface with owned buffers is [`Endpoint`](crate::Endpoint). The example `hello_raw` sends a message.
 pub struct QueuePair {
-    // Declared before `shared`, so that an open batch is aborted before the queue pair is destroyed.
+    /// Also has the C object, and destroys it on drop.
     send: SendState,
     recv: RecvState,
-    shared: Arc<Shared>,
     /// Set by [`QueuePair::init`].
     local: Option<Box<Local>>,
 }
 
-/// The part of a queue pair that its queues, flows and memory windows share.
-pub(crate) struct Shared {
+/// The C object of a queue pair, and what is known of it.
+pub(crate) struct Core {
     object: Object<Parents>,
     number: u32,
     id: QpId,
@@ -87,6 +88,8 @@ struct Parents {
 #[derive(Default)]
 struct Extras {
     groups: Groups,
+    /// `None` before the first flow or memory window.
+    keeper: Option<Arc<Keeper>>,
     // Released only after the queue pair is destroyed.
     retained: Vec<Box<dyn Send>>,
 }
@@ -111,39 +114,39 @@ impl QueuePair {
     /// Number of the queue pair, 24 bits, which a peer needs to reach it.
     #[must_use]
     pub fn number(&self) -> u32 {
-        self.shared.number
+        self.core().number
     }
 
     /// Identifier in asynchronous events. No other queue pair of the process ever has the same.
     #[must_use]
     pub fn id(&self) -> QpId {
-        self.shared.id
+        self.core().id
     }
 
     /// Capacities that the device granted, at least those requested.
     #[must_use]
     pub fn capacity(&self) -> QueuePairCapacity {
-        self.shared.capacity
+        self.core().capacity
     }
 
     /// Type of the queue pair.
     #[must_use]
     pub fn qp_type(&self) -> QueuePairType {
-        self.shared.qp_type
+        self.core().qp_type
     }
 
     /// State as last set or queried here. A device may move a queue pair to the error state on its own: see
     /// [`QueuePair::query`].
     #[must_use]
     pub fn state(&self) -> QueuePairState {
-        self.shared.state()
+        self.core().state()
     }
 
     /// The [id](crate::SharedReceiveQueue::id) of the shared receive queue; `None` if the queue pair has its own
     /// receive queue.
     #[must_use]
     pub fn shared_receive_queue(&self) -> Option<SrqId> {
-        self.shared.object.srq.as_ref().map(|srq| srq.id())
+        self.core().object.srq.as_ref().map(|srq| srq.id())
     }
 
     /// Whether work is posted by `ibv_wr_*`; otherwise by `ibv_post_send`.
@@ -163,7 +166,7 @@ impl QueuePair {
         // A forgotten batch that is aborted later would set the provider's counters back to their values before a
         // reset.
         self.send.abort();
-        let result = self.shared.modify(attributes);
+        let result = self.core().modify(attributes);
         if let (Some(port), true) = (attributes.port(), result.is_ok()) {
             self.update_max_datagram(port);
         }
@@ -188,7 +191,7 @@ impl QueuePair {
     /// [`Error::Verb`].
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes> {
-        self.shared.query(|| self.update_queue_states())
+        self.core().query(|| self.update_queue_states())
     }
 
     /// Passes the state to both queues.
@@ -275,11 +278,6 @@ impl QueuePair {
         &mut self.recv
     }
 
-    /// The send queue and the shared part of the queue pair.
-    pub(crate) fn send_and_shared(&mut self) -> (&mut SendState, &Shared) {
-        (&mut self.send, &self.shared)
-    }
-
     /// Aborts a forgotten batch.
     pub(crate) fn abort_sends(&mut self) {
         self.send.abort();
@@ -290,30 +288,30 @@ impl QueuePair {
     pub(crate) fn fail(&mut self) {
         // A forgotten batch holds a lock that some providers take in `ibv_modify_qp`.
         self.send.abort();
-        self.shared.fail();
+        self.core().fail();
         self.update_queue_states();
     }
 
     /// The context that the queue pair belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.shared.context()
+        self.core().context()
     }
 
     /// The protection domain that the queue pair belongs to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        self.shared.pd()
+        self.core().pd()
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(crate) fn core(&self) -> &Core {
+        self.send.core()
     }
 
     /// The C object, valid while this queue pair or a flow to it exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_qp {
-        self.shared.as_raw()
+        self.core().as_raw()
     }
 
     /// Destroys the queue pair: `ibv_destroy_qp(3)`. Dropping does the same, but ignores errors.
@@ -325,38 +323,60 @@ impl QueuePair {
     /// type 2 bound to it: it is destroyed with the last of them.
     #[doc(alias = "ibv_destroy_qp")]
     #[inline]
-    pub fn destroy(self) -> Result<()> {
-        self.destroy_or_keep(|| ())
+    pub fn destroy(mut self) -> Result<()> {
+        // SAFETY: `self` is only dropped afterwards.
+        unsafe { self.send.destroy() }
     }
 
     /// Like [`QueuePair::destroy`]. If the queue pair is not destroyed at once, it keeps `work`, whose memory the
     /// device may still access.
     #[inline]
-    pub(crate) fn destroy_or_keep<W: Send + 'static>(self, work: impl FnOnce() -> W) -> Result<()> {
-        Shared::destroy_or_keep(self.into_shared(), work)
-    }
-
-    /// The shared part, after both queues were dropped.
-    #[inline(always)]
-    fn into_shared(self) -> Arc<Shared> {
-        self.shared
+    pub(crate) fn destroy_or_keep<W: Send + 'static>(mut self, work: impl FnOnce() -> W) -> Result<()> {
+        // SAFETY: `self` is only dropped afterwards.
+        unsafe { self.send.destroy_or_keep(work) }
     }
 }
 
-impl Shared {
-    fn destroy_or_keep<W: Send + 'static>(mut shared: Arc<Shared>, work: impl FnOnce() -> W) -> Result<()> {
-        let Some(only) = Arc::get_mut(&mut shared) else {
-            shared.object.keep(work());
-            return Err(Error::InUse { object: "queue pair", users: "flows or memory windows" });
-        };
+impl Core {
+    /// Whether the C object is here: it was neither destroyed nor moved out.
+    #[inline(always)]
+    pub(crate) fn exists(&self) -> bool {
+        self.object.exists()
+    }
+
+    /// See [`QueuePair::destroy_or_keep`].
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    #[inline]
+    pub(crate) unsafe fn destroy_or_keep<W: Send + 'static>(&mut self, work: impl FnOnce() -> W) -> Result<()> {
+        if self.object.has_users() {
+            self.object.keep(work());
+            // SAFETY: the caller's contract.
+            return Err(unsafe { self.leave_to_users() });
+        }
         let mut work = Some(work);
         let deferring = |parents: &Parents| parents.keep(work.take().map(|work| work()));
-        // SAFETY: `only` is dropped below, and nobody else has it.
-        let result = unsafe { only.object.destroy_in_place(deferring) };
-        if let (Err(_), Some(work)) = (&result, work) {
+        // SAFETY: the caller's contract. No flow or memory window uses the queue pair.
+        let Err(failure) = (unsafe { self.object.destroy_in_place(deferring) }) else { return Ok(()) };
+        if let Some(work) = work {
             std::mem::forget(work());
         }
-        result
+        Err(self.object.error(failure))
+    }
+
+    /// Gives up ownership of the C object, unless flows or memory windows use it.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    unsafe fn disown(&mut self) -> Result<NonNull<ibv_qp>> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self.object.has_users() {
+                true => Err(self.leave_to_users()),
+                false => Ok(self.object.take().disown()),
+            }
+        }
     }
 }
 
@@ -371,7 +391,7 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-impl Shared {
+impl Core {
     pub(crate) fn context(&self) -> &Context {
         self.object.context()
     }
@@ -417,21 +437,6 @@ impl Shared {
     /// Whether it takes receives from a shared receive queue.
     pub(crate) fn has_srq(&self) -> bool {
         self.object.srq.is_some()
-    }
-
-    /// Whether it has no receive queue at all: XRC messages name a shared receive queue by its number.
-    pub(crate) fn has_no_receives(&self) -> bool {
-        self.qp_type == QueuePairType::XRC_SEND
-    }
-
-    /// The reason why a receive cannot be posted.
-    #[cold]
-    pub(crate) fn no_receives_error(&self) -> PostError {
-        match self.has_srq() {
-            true => PostError::SharedReceives,
-            false if self.has_no_receives() => PostError::NoReceiveQueue,
-            false => PostError::NotReady { state: self.state() },
-        }
     }
 
     /// Moves the queue pair to the error state, which flushes all work in flight. If this fails, destroying the queue
@@ -499,6 +504,11 @@ impl Parents {
 
     fn extras(&self) -> MutexGuard<'_, Option<Box<Extras>>> {
         self.extras.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline(always)]
+    fn extras_mut(&mut self) -> &mut Option<Box<Extras>> {
+        self.extras.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps `what` until the queue pair is destroyed.

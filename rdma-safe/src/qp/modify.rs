@@ -5,7 +5,7 @@
 
 use super::attributes::{AttributeMask, QueuePairAttributes, Transition};
 use super::state::{ignored, rule};
-use super::{QueuePairState, Shared};
+use super::{Core, QueuePairState};
 use crate::address::AddressError;
 use crate::device::TransportType;
 use crate::errno::check;
@@ -72,7 +72,7 @@ pub enum ModifyError {
     },
 }
 
-impl Shared {
+impl Core {
     /// Modifies attributes and records the new state.
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), Error> {
         let context = self.context();

@@ -78,7 +78,7 @@ impl QueuePair {
         if self.context().attributes().max_mcast_grp() == 0 {
             return Err(self.context().unsupported(FEATURE));
         }
-        let mut extras = self.shared.extras();
+        let mut extras = self.core().extras();
         let groups = &mut extras.get_or_insert_default().groups.0;
         if groups.contains(&(gid, lid)) {
             return Ok(());
@@ -98,7 +98,7 @@ impl QueuePair {
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&mut self, gid: Gid, lid: u16) -> Result<()> {
         self.check_group(gid)?;
-        let mut extras = self.shared.extras();
+        let mut extras = self.core().extras();
         let groups = &mut extras.get_or_insert_default().groups.0;
         // SAFETY: the queue pair is valid, and the GID is valid during the call.
         check(unsafe { (self.context().verbs().ibv_detach_mcast)(self.as_raw(), &gid.to_raw(), lid) })

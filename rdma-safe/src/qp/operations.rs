@@ -48,7 +48,9 @@ fn is_reliable(qp_type: QueuePairType) -> bool {
     matches!(qp_type, QueuePairType::RC | QueuePairType::XRC_SEND)
 }
 
-fn basic(qp_type: QueuePairType) -> Option<SendOps> {
+/// The operations that queue pairs of the type have on every device; `None` for types that cannot be built.
+#[inline(always)]
+pub(super) fn basic(qp_type: QueuePairType) -> Option<SendOps> {
     match qp_type {
         QueuePairType::RC | QueuePairType::XRC_SEND => Some(SendOps::RC),
         QueuePairType::UC => Some(SendOps::UC),
@@ -63,6 +65,7 @@ fn basic(qp_type: QueuePairType) -> Option<SendOps> {
 /// # Safety
 ///
 /// `qp` must be valid and must have been created with `asked`.
+#[inline]
 pub(super) unsafe fn present(qp: *const ibv_qp_ex, qp_type: QueuePairType, asked: SendOps) -> SendOps {
     // SAFETY: the caller's contract. Only single fields are read, because the structure may be shorter than in our
     // headers. A library that does not know an operation did not create the queue pair with it, so its field is not

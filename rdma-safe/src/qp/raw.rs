@@ -1,7 +1,6 @@
 //! Adopting queue pairs that other code has created, and giving up ownership of queue pairs.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use rdma_sys::*;
 
@@ -100,8 +99,8 @@ impl QueuePairBuilder<'_> {
         // SAFETY: the queue pair is valid, and the caller guarantees that nobody reads the field meanwhile.
         unsafe { (*raw.as_ptr()).qp_context = id.to_context() };
         let mut qp = self.finish(Created { raw, capacity, id }, enabled, interface);
-        qp.shared.set_port(attr.port_num);
-        qp.shared.set_state(super::QueuePairState(attr.qp_state.0));
+        qp.core().set_port(attr.port_num);
+        qp.core().set_state(super::QueuePairState(attr.qp_state.0));
         qp.update_queue_states();
         if attr.port_num != 0 {
             qp.update_max_datagram(attr.port_num);
@@ -122,10 +121,8 @@ impl QueuePair {
     /// the last of them.
     pub fn into_raw(mut self) -> Result<NonNull<ibv_qp>> {
         self.send.abort();
-        match Arc::into_inner(self.into_shared()) {
-            Some(shared) => Ok(shared.object.disown()),
-            None => Err(Error::InUse { object: "queue pair", users: "flows or memory windows" }),
-        }
+        // SAFETY: `self` is only dropped afterwards.
+        unsafe { self.send.core_mut().disown() }
     }
 
     /// The extended part of the C object, valid while this queue pair exists; `None` if it posts by `ibv_post_send(3)`.

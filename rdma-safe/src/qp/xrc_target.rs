@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32};
 use rdma_sys::*;
 
 use super::{
-    ConnectOptions, Home, InitOptions, Local, Parents, QueuePairAddress, QueuePairAttributes, QueuePairCapacity,
-    QueuePairState, QueuePairType, Shared,
+    ConnectOptions, Core, Home, InitOptions, Local, Parents, QueuePairAddress, QueuePairAttributes, QueuePairCapacity,
+    QueuePairState, QueuePairType,
 };
 use crate::errno::check_ptr;
 use crate::error::Verb;
@@ -28,7 +28,7 @@ const NO_CAPACITY: QueuePairCapacity =
 ///
 /// It is destroyed with its last handle, across all processes that have opened it.
 pub struct XrcTarget {
-    shared: Shared,
+    core: Core,
     /// Set by [`XrcTarget::init`].
     local: Option<Local>,
 }
@@ -96,7 +96,7 @@ impl XrcTarget {
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
         let parents = Parents::new(Home::Xrc(domain.clone()), [None, None], None);
-        let shared = Shared {
+        let core = Core {
             // SAFETY: the caller's contract; nothing is created from it.
             object: unsafe { Object::new(raw, parents) },
             number,
@@ -106,7 +106,7 @@ impl XrcTarget {
             state: AtomicU32::new(state.0),
             port: AtomicU8::new(0),
         };
-        XrcTarget { shared, local: None }
+        XrcTarget { core, local: None }
     }
 
     /// Adopts an XRC target that other code has created, and queries its state. It is destroyed on drop.
@@ -123,7 +123,7 @@ impl XrcTarget {
         // SAFETY: the caller's contract.
         let target = unsafe { XrcTarget::new(domain, raw, id, QueuePairState::UNKNOWN) };
         if let Err(error) = target.query() {
-            let _ = target.shared.object.disown();
+            let _ = target.core.object.disown();
             return Err(error);
         }
         // SAFETY: the queue pair is valid, and the caller guarantees that nobody reads the field meanwhile.
@@ -134,19 +134,19 @@ impl XrcTarget {
     /// Number of the queue pair, 24 bits. A peer needs it to connect, and another process to open the target.
     #[must_use]
     pub fn number(&self) -> u32 {
-        self.shared.number
+        self.core.number
     }
 
     /// Identifier in asynchronous events of this process. No other queue pair of the process ever has the same.
     #[must_use]
     pub fn id(&self) -> QpId {
-        self.shared.id
+        self.core.id
     }
 
     /// State as last set or queried here.
     #[must_use]
     pub fn state(&self) -> QueuePairState {
-        self.shared.state()
+        self.core.state()
     }
 
     /// Brings the target from RESET to INIT, and returns the address that the peer needs to connect.
@@ -180,7 +180,7 @@ impl XrcTarget {
     /// Those of [`QueuePair::modify`](crate::QueuePair::modify).
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
-        self.shared.modify(attributes)
+        self.core.modify(attributes)
     }
 
     /// Reads attributes from the device: `ibv_query_qp(3)`.
@@ -189,19 +189,19 @@ impl XrcTarget {
     /// [`Error::Verb`].
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes> {
-        self.shared.query(|| ())
+        self.core.query(|| ())
     }
 
     /// The context that the target belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.shared.context()
+        self.core.context()
     }
 
     /// The C object, valid while this target exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_qp {
-        self.shared.as_raw()
+        self.core.as_raw()
     }
 
     /// Destroys the target, or only closes this handle if there are others: `ibv_destroy_qp(3)`. Dropping does the
@@ -211,7 +211,7 @@ impl XrcTarget {
     /// [`Error::Verb`] if the provider fails; the object and everything it depends on are then leaked.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
-        self.shared.object.destroy().map(drop)
+        self.core.object.destroy().map(drop)
     }
 }
 

@@ -193,7 +193,7 @@ impl RssQueuePair {
     /// The protection domain that the queue pair belongs to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        self.shared.pd()
+        &self.shared.object.0
     }
 
     /// The context that the queue pair belongs to.
@@ -209,7 +209,7 @@ impl RssQueuePair {
     /// The C object, valid while this queue pair or a flow to it exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_qp {
-        self.shared.as_raw()
+        self.shared.object.as_raw()
     }
 
     /// Destroys the queue pair: `ibv_destroy_qp(3)`. Dropping does the same, but ignores errors.
@@ -232,20 +232,6 @@ impl fmt::Debug for RssQueuePair {
             .field("device", &self.context().device_name())
             .field("type", &self.qp_type())
             .finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    pub(crate) fn pd(&self) -> &ProtectionDomain {
-        &self.object.0
-    }
-
-    pub(crate) fn as_raw(&self) -> *mut ibv_qp {
-        self.object.as_raw()
-    }
-
-    pub(crate) fn qp_type(&self) -> QueuePairType {
-        self.qp_type
     }
 }
 

@@ -342,8 +342,7 @@ impl<I: Interface> Poster<I> {
         let wr_id = PROBE | (keepalive.probes + 1);
         let sends = &self.live.sends;
         let probe = Probe { wr_id, next: sends.posted(), is_alone: !sends.has_posted(), waits: 0 };
-        let (queue, _) = self.live.qp.send_and_shared();
-        let posted = queue.batch().and_then(|mut batch| {
+        let posted = self.live.qp.send_batch().and_then(|mut batch| {
             let (wr, nothing) = (WorkRequest::new(wr_id).signaled(), &[][..] as &[Sge]);
             // SAFETY: it has no local memory, and no byte of the peer's memory is written.
             unsafe { batch.write(wr, Remote { address: 0, rkey: 0 }, nothing)? };

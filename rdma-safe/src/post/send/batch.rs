@@ -16,6 +16,7 @@ use super::{READY, SendState};
 use crate::Errno;
 use crate::branch::rare;
 use crate::interface::{Any, Interface};
+use crate::qp::Core;
 
 /// Send work requests that are posted together, with one doorbell. Dropping it posts nothing.
 ///
@@ -176,14 +177,30 @@ impl<I: Interface> SendBatch<'_, I> {
         self.count += 1;
     }
 
+    /// The queue pair.
+    #[inline(always)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.queue.core
+    }
+
     /// Posts the batch: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch is aborted.
     #[inline(always)]
     pub(crate) fn complete(self) -> Result<(), PostError> {
+        // SAFETY: it is neither used nor dropped afterwards.
+        unsafe { ManuallyDrop::new(self).complete_in_place() }
+    }
+
+    /// Posts the batch like [`SendBatch::complete`].
+    ///
+    /// # Safety
+    /// Nothing may be added to the batch afterwards, and it must not be dropped, because a posted batch must not be aborted.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_in_place(&mut self) -> Result<(), PostError> {
         if self.count == 0 {
+            self.abort();
             return Ok(());
         }
-        // Not dropped, because a posted batch must not be aborted.
-        let SendBatch { info, queue, count, .. } = &mut *ManuallyDrop::new(self);
+        let SendBatch { info, queue, count, .. } = self;
         let qp = match info.target {
             Target::Extended(qp) => qp,
             Target::Classic(first) => {
@@ -207,6 +224,17 @@ impl<I: Interface> SendBatch<'_, I> {
             errno => Err(PostError::MaybePosted { errno: Errno(errno) }),
         }
     }
+
+    /// Ends the batch without posting.
+    #[inline(always)]
+    fn abort(&mut self) {
+        if I::EXTENDED.is_none() {
+            self.queue.abort();
+        } else if let Target::Extended(qp) = self.info.target {
+            // SAFETY: the queue pair is valid. `start` has opened the batch, and it is ended once.
+            unsafe { ibv_wr_abort(qp.as_ptr()) }
+        }
+    }
 }
 
 impl SendBatch<'_> {
@@ -226,12 +254,7 @@ impl SendBatch<'_> {
 impl<I: Interface> Drop for SendBatch<'_, I> {
     #[inline(always)]
     fn drop(&mut self) {
-        if I::EXTENDED.is_none() {
-            self.queue.abort();
-        } else if let Target::Extended(qp) = self.info.target {
-            // SAFETY: the queue pair is valid. `start` has opened the batch, and `complete` does not drop it.
-            unsafe { ibv_wr_abort(qp.as_ptr()) }
-        }
+        self.abort();
     }
 }
 

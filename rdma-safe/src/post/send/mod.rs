@@ -14,8 +14,8 @@ mod xrc;
 
 use std::fmt;
 use std::hint::assert_unchecked;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rdma_sys::*;
@@ -23,11 +23,11 @@ use rdma_sys::*;
 use super::chain::Chain;
 use super::payload::{InlineScratch, Limits};
 use super::{PostError, SendOps};
-use crate::QueuePairState;
 use crate::branch::rare;
 use crate::device::Quirks;
 use crate::interface::Interface;
-use crate::qp::Shared;
+use crate::qp::{Core, QueuePairCapacity};
+use crate::{QueuePairState, Result};
 
 use batch::{QueueInfo, Target};
 pub(crate) use operations::EXTENDED_ONLY;
@@ -39,7 +39,7 @@ pub use queue::SendQueue;
 pub use tso::Segments;
 pub use xrc::XrcBatch;
 
-/// The send side of a queue pair.
+/// The send side of a queue pair, with its C object.
 ///
 /// It never leaves its queue pair, so that `mem::swap` cannot exchange the send sides of two queue pairs.
 pub(crate) struct SendState {
@@ -58,7 +58,8 @@ pub(crate) struct SendState {
     doorbell_fails: bool,
     /// The flags [`READY`] and [`OPEN`], in one field, so that posting needs one comparison.
     gate: AtomicU8,
-    shared: Arc<Shared>,
+    /// Once `destroy_or_keep` has run, it has nothing to drop.
+    core: ManuallyDrop<Core>,
 }
 
 /// Flag: the state of the queue pair allows sends.
@@ -69,50 +70,63 @@ const OPEN: u8 = 2;
 
 // SAFETY: the C objects may be used from any thread (see `Context`). A batch may not, but it borrows the queue.
 unsafe impl Send for SendState {}
-// SAFETY: a shared reference reads immutable fields and changes `gate`, which is atomic. It does not use the C object.
+// SAFETY: a shared reference reads immutable fields, changes `gate`, which is atomic, and gives access to `core`, which is
+// `Sync`.
 unsafe impl Sync for SendState {}
 
-/// Sizes of a queue pair that the provider does not report.
-pub(crate) struct Sizes {
-    /// Largest number of work requests in a batch that is collected in memory.
-    pub(crate) max_batch: u32,
-    /// Largest header of a TCP segment, in bytes.
-    pub(crate) max_tso_header: u16,
+/// Limits of a send queue, with the memory that it allocates.
+pub(crate) struct SendMemory {
+    limits: Limits,
+    inline: Box<[u8]>,
+    chain: Chain,
 }
 
-impl SendState {
+impl SendMemory {
+    /// `max_batch` is the largest number of work requests in a batch that is collected in memory.
     #[inline(always)]
-    pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, sizes: Sizes) -> Self {
-        let Sizes { max_batch, max_tso_header } = sizes;
-        let capacity = shared.capacity();
+    pub(crate) fn new(capacity: QueuePairCapacity, extended: bool, max_batch: u32) -> Self {
         let limits = Limits {
             max_sge: u16::try_from(capacity.max_send_sge).unwrap_or(u16::MAX),
             max_datagram: u16::MAX,
             max_inline: capacity.max_inline_data,
         };
-        let inline_scratch = InlineScratch {
-            bytes: match capacity.max_inline_data as usize {
-                0 => Box::default(),
-                len => vec![0; len].into_boxed_slice(),
-            },
-            copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
+        let inline = match capacity.max_inline_data as usize {
+            0 => Box::default(),
+            len => vec![0; len].into_boxed_slice(),
         };
-        let doorbell_fails = shared.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
-        let chain = match qp_ex {
-            Some(_) => Chain::none(),
-            None => Chain::new(limits, max_batch.min(capacity.max_send_wr.max(1))),
+        let chain = match extended {
+            true => Chain::none(),
+            false => Chain::new(limits, max_batch.min(capacity.max_send_wr.max(1))),
         };
+        SendMemory { limits, inline, chain }
+    }
+}
+
+impl SendState {
+    #[inline(always)]
+    pub(crate) fn new(
+        core: Core,
+        qp_ex: Option<NonNull<ibv_qp_ex>>,
+        ops: SendOps,
+        memory: SendMemory,
+        max_tso_header: u16,
+    ) -> Self {
+        let SendMemory { limits, inline, chain } = memory;
+        let quirks = core.context().quirks();
+        let inline_scratch =
+            InlineScratch { bytes: inline, copy_inline_lists: quirks.contains(Quirks::INLINE_LISTS_EMPTY) };
+        let doorbell_fails = quirks.contains(Quirks::REFUSED_SENDS_EXECUTE);
         SendState {
             extended: qp_ex,
-            raw: shared.raw(),
-            enabled: operations::encode(ops, shared.qp_type()),
+            raw: core.raw(),
+            enabled: operations::encode(ops, core.qp_type()),
             limits,
             inline_scratch,
             max_tso_header,
             chain,
             doorbell_fails,
             gate: AtomicU8::new(0),
-            shared: Arc::clone(shared),
+            core: ManuallyDrop::new(core),
         }
     }
 
@@ -154,7 +168,7 @@ impl SendState {
             // A batch that was forgotten instead of dropped still holds the provider's lock.
             self.abort();
             if *self.gate.get_mut() != READY {
-                return Err(PostError::NotReady { state: self.shared.state() });
+                return Err(PostError::NotReady { state: self.core.state() });
             }
         }
         // SAFETY: the gate implies that the state allows sends and that no batch is open.
@@ -222,6 +236,38 @@ impl SendState {
         }
     }
 
+    /// Aborts a forgotten batch and destroys the queue pair: see `QueuePair::destroy`.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    pub(crate) unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.destroy_or_keep(|| ()) }
+    }
+
+    /// Aborts a forgotten batch and destroys the queue pair: see `QueuePair::destroy_or_keep`.
+    ///
+    /// # Safety
+    /// `self` must only be dropped afterwards.
+    #[inline]
+    pub(crate) unsafe fn destroy_or_keep<W: Send + 'static>(&mut self, work: impl FnOnce() -> W) -> Result<()> {
+        if *self.gate.get_mut() & OPEN != 0 && !self.core.context().is_inherited() {
+            self.abort();
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.core.destroy_or_keep(work) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    #[inline(always)]
+    pub(crate) fn core_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
     pub(crate) fn as_raw_ex(&self) -> Option<NonNull<ibv_qp_ex>> {
         self.extended
     }
@@ -230,8 +276,9 @@ impl SendState {
 impl Drop for SendState {
     #[inline]
     fn drop(&mut self) {
-        if !self.shared.context().is_inherited() {
-            self.abort();
+        if self.core.exists() {
+            // SAFETY: nothing uses it after its drop.
+            let _ = unsafe { self.destroy() };
         }
     }
 }

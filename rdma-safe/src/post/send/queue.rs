@@ -103,7 +103,7 @@ impl<I: Known> SendQueue<'_, I> {
         // Loop-invariant, so the compiler can test it once for a whole loop.
         if self.info.usable.is_empty() {
             rare();
-            return Err(PostError::NotReady { state: self.state.shared.state() });
+            return Err(PostError::NotReady { state: self.state.core.state() });
         }
         // SAFETY: no batch is open. `into_known` aborted a forgotten one when it made this queue, which is borrowed
         // mutably, and this method ends each batch that it starts. `with_interface`, through which all such queues are

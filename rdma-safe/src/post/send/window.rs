@@ -51,7 +51,7 @@ impl<I: Interface> SendBatch<'_, I> {
             }
             self.finish(slot, Connected, NoData);
         }
-        Ok(window.added(rkey, &info, &self.queue.shared))
+        Ok(window.added(rkey, &info, self.queue.core.keeper()))
     }
 
     /// Invalidates the key of a local memory window of type 2: `ibv_wr_local_inv`.
@@ -171,9 +171,9 @@ impl SendState {
         // The provider takes the lock that a forgotten batch holds.
         self.abort();
         if *self.gate.get_mut() != READY {
-            return Err(PostError::NotReady { state: self.shared.state() });
+            return Err(PostError::NotReady { state: self.core.state() });
         }
-        if !matches!(self.shared.qp_type(), QueuePairType::RC | QueuePairType::UC) {
+        if !matches!(self.core.qp_type(), QueuePairType::RC | QueuePairType::UC) {
             return Err(PostError::NotEnabled { op: SendOps::BIND_MW });
         }
         Ok(())
@@ -209,7 +209,7 @@ fn check<K: crate::mw::WindowType>(
     info: Option<&BindInfo<'_>>,
     queue: &SendState,
 ) -> Result<(), PostError> {
-    let pd = queue.shared.pd();
+    let pd = queue.core.pd();
     if !window.is_of(pd) {
         return Err(PostError::ForeignDomain { object: "memory window" });
     }

@@ -45,8 +45,7 @@ const LIMITS: &[Limit] = &[
     Limit { variant: "owned", rows: &["send_ex1", "send_cl1", "recv_ex1", "recv_cl1"], factor: 1.0, extra: 25.0 },
     // Creating and destroying.
     Limit { variant: "raw", rows: &["mr"], factor: 2.0, extra: 0.0 },
-    // The goal is 1.5. This prevents regressions.
-    Limit { variant: "raw", rows: &["qp"], factor: 2.0, extra: 0.0 },
+    Limit { variant: "raw", rows: &["qp"], factor: 1.5, extra: 0.0 },
     Limit {
         variant: "sys",
         rows: &[
