@@ -14,6 +14,9 @@ use crate::{process, softroce, workspace};
 /// Schedules of [`Part::Schedules`]. The tests run 100.
 const SCHEDULES: &str = "10000";
 
+/// Schedules of dropped operations, which take a sixth of a second each.
+const ASYNC_SCHEDULES: &str = "1000";
+
 /// Operations of [`Part::Pool`]. The tests run 100 000.
 const POOL_OPERATIONS: &str = "10000000";
 
@@ -93,7 +96,9 @@ impl Part {
             let words = ["--package", "rdma-tests", "--test", "device", "memory_schedules"];
             let checked = [("RDMA_MEMORY_SCHEDULES", SCHEDULES), ("RDMA_DEVICE", "soft0"), ("RDMA_SOFT_CHECK", "1")];
             let memory = cargo_test(&words, &checked)?;
-            return Ok(if keys == 0 { memory } else { keys });
+            let words = ["--package", "rdma-async", "--test", "cancellation"];
+            let dropped = cargo_test(&words, &[("RDMA_ASYNC_SCHEDULES", ASYNC_SCHEDULES)])?;
+            return Ok([keys, memory, dropped].into_iter().find(|status| *status != 0).unwrap_or(0));
         }
         if self == Part::Pool {
             let words = ["--release", "--package", "rdma-pool", "--lib", "random_operations"];
