@@ -110,7 +110,8 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         include_str!("../src/mr/exposed.rs"),
         &["load_u64", "store_u64", "range", "word", "remote", "len"],
     ),
-    ("mr/mod.rs", include_str!("../src/mr/mod.rs"), &["pd", "lkey"]),
+    ("mr/region.rs", include_str!("../src/mr/region.rs"), &["lkey"]),
+    ("mr/registration.rs", include_str!("../src/mr/registration.rs"), &["pd"]),
     ("pd/mod.rs", include_str!("../src/pd/mod.rs"), &["is_same", "id"]),
     (
         "qp/mod.rs",

@@ -1,6 +1,22 @@
 //! Polling for an endpoint, or a set of endpoints, that owns its completion queue.
 //!
 //! The owner drops no queue pair that completes to the queue during a poll. So the polling thread need not be recorded.
+//!
+//! # Code of the user during a poll
+//!
+//! Dropping a buffer runs [`Backing::take_back`](crate::mr::Backing::take_back), and dropping the last one of a region the
+//! destructor of its backing, which is code of the user. Between start_poll and end_poll an owner only moves buffers. If it did
+//! drop one, or if code of the user ran for another reason, that would be sound:
+//!
+//! - The code cannot poll, arm or destroy this queue. Only the handle [`CompletionQueue`] can, which is not `Clone`. The owner
+//!   has it in a private field and lends it to nobody, and the poll borrows the owner mutably. An owner in an `Arc` is behind a
+//!   lock, which the poll's caller holds. What is shared in an `Arc`, the queue's `Shared`, has no method that polls.
+//! - The code cannot destroy or reset a queue pair that completes to this queue. Only the owner makes such queue pairs, and it
+//!   keeps them, also those of a set, whose endpoints are lent as `EndpointMut`.
+//! - The code cannot destroy a shared receive queue of these queue pairs: they keep it by an `Arc`.
+//! - It may poll, post to and destroy other objects, deregister regions, and post to a shared receive queue. Providers serialise
+//!   these with locks of their own, and take the lock of this queue for none of them.
+//! - If it panics, the open poll ends when the stack unwinds.
 
 use super::poller::Started;
 use super::{CompletionQueue, PollError, WcFields, WorkCompletion};
@@ -26,7 +42,8 @@ impl CompletionQueue {
     ///
     /// # Safety
     /// The queue must be an extended one without an open poll. This thread must not drop or reset a queue pair that
-    /// completes to it before the returned value is dropped.
+    /// completes to it before the returned value is dropped. That includes code of the user that runs in destructors, see the
+    /// module's documentation.
     #[inline(always)]
     pub(crate) unsafe fn start_poll(&mut self) -> Result<Option<OpenPoll>, PollError> {
         // SAFETY: the caller's contract; the returned value ends the poll.

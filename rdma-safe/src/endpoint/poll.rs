@@ -56,8 +56,9 @@ impl<I: Interface> Endpoint<I> {
         }
         if I::EXTENDED.unwrap_or_else(|| self.cq.is_extended()) {
             // SAFETY: the queue is extended. It is polled only here and in `poll_queue`, and each of these polls is ended.
-            // Only the queue pair of this endpoint completes to it, and that queue pair is not modified or destroyed
-            // here.
+            // Only the queue pair of this endpoint completes to it. That queue pair is not modified or destroyed here, nor by
+            // code of the user, which cannot reach it while this endpoint is borrowed (see `cq/owned.rs`). `take_fast` ends
+            // the poll before it calls `f`.
             let Some(open) = (unsafe { self.cq.start_poll() })? else { return self.found_nothing() };
             let current = EndpointCompletion(open);
             return match take_fast(&mut self.poster.live.sends, &mut self.poster.live.receives, current, f) {
@@ -177,7 +178,8 @@ impl<I: Interface> Endpoint<I> {
         let Endpoint { cq, poster: Poster { live, slow, .. } } = self;
         let fields = cq.fields();
         let recorded = if cq.is_extended() {
-            // SAFETY: as in `poll_with`. Recording a completion does not change the queue pair.
+            // SAFETY: as in `poll_with`. Recording a completion does not change the queue pair. It moves buffers and drops none,
+            // and if it ran code of the user, that could reach neither the queue nor the queue pair: this borrows both.
             let Some(open) = (unsafe { cq.start_poll() })? else { return Ok(false) };
             // SAFETY: these are the fields of the queue.
             record(live, slow, unsafe { open.completion(fields) })
@@ -398,7 +400,11 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
 
 /// Records a completion in its ring, or in `slow` if it is a receive of a pool.
 ///
-/// A receive of a pool is handed out next. Returns an error if the completion names work that is not in flight.
+/// A receive of a pool is handed out next, so `slow` must have none. Returns an error if the completion names work that is not in
+/// flight.
+///
+/// A poll may be open. No buffer is dropped here, which would run [`Backing::take_back`](crate::mr::Backing::take_back) inside of
+/// it.
 #[cold]
 #[inline(never)]
 pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkCompletion<'_>) -> Result<(), PollError> {
@@ -408,6 +414,7 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
     let status = found.status();
     let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found, *peer_left));
     let known = if let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(id)) {
+        debug_assert!(slow.completion.is_none(), "it would be dropped");
         slow.completion = slab.take(id).map(|mut buffer| {
             let outcome = failed.unwrap_or_else(|| arrived(Some(&mut buffer), &found, header));
             Completion::new(id, outcome.operation.unwrap_or(Operation::Receive), Some(buffer), outcome)

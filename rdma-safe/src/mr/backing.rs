@@ -84,8 +84,19 @@ pub unsafe trait Backing: Send + 'static {
 
     /// Called with each dropped buffer of this memory, or part of one. By default frees it.
     ///
-    /// Any thread may call it: while it polls a completion queue, ends or panics, and in a forked child. Do not wait in it. If it
-    /// panics, the process may be aborted.
+    /// Any thread that drops a buffer, or the last owner of buffers in flight, calls it. So it may run
+    ///
+    /// - during a poll, between `ibv_start_poll(3)` and `ibv_end_poll(3)`, while the provider holds a lock. It must not wait for
+    ///   another thread that may poll, post to or destroy objects of the same completion queue: take only locks that no thread
+    ///   holds during such a call.
+    /// - while a thread unwinds. A panic then aborts the process; it may do so at other times.
+    /// - in the destructors of thread-local variables of a thread that ends: use
+    ///   [`LocalKey::try_with`](std::thread::LocalKey::try_with).
+    /// - in a forked child, where locks that other threads held at the fork stay locked: use
+    ///   [`Mutex::try_lock`](std::sync::Mutex::try_lock) if buffers may be dropped there.
+    ///
+    /// All of this also holds for the destructor of the memory, which runs after the last buffer of the region is freed; in a
+    /// forked child it does not run.
     fn take_back(buffer: Returned<Self>)
     where
         Self: Sized,

@@ -6,7 +6,8 @@ use std::ptr::null_mut;
 use rdma_sys::*;
 
 use super::raw::Holder;
-use super::{Buffer, Dependencies, ExposedRegion, Memory, ProviderMemory, RawMemoryRegion, Region, Registration};
+use super::registration::Dependencies;
+use super::{Buffer, ExposedRegion, Memory, ProviderMemory, RawMemoryRegion, Region, Registration};
 use crate::dmah::DmaHandle;
 use crate::error::Verb;
 use crate::{Access, Errno, Error, ProtectionDomain, Result};

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Region, RemoteMemory};
+use super::{ExposedPart, Region, RemoteMemory};
 use crate::{Error, ProtectionDomain, Result, bounds};
 
 /// Registered bytes that peers can access at any time, as their access rights allow.
@@ -143,6 +143,23 @@ impl ExposedRegion {
     pub fn store_u64(&mut self, offset: usize, value: u64) -> Result<()> {
         self.word(offset)?.store(value, Ordering::Release);
         Ok(())
+    }
+
+    /// `len` bytes from `offset` as the local memory of work: the source of a send or write, or the target of a receive or read.
+    ///
+    /// The region stays registered while parts of it exist, even if it is dropped. A part may overlap others, since all bytes of
+    /// the region may change at any time.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Unsupported`] for a region of
+    /// [`ProtectionDomain::expose_at`] whose address for peers is not its own, because some providers write short messages to that
+    /// address with the CPU.
+    pub fn part(&self, offset: usize, len: usize) -> Result<ExposedPart> {
+        bounds::check(offset, len, self.region.len)?;
+        if self.region.iova != self.region.address.as_ptr() as u64 {
+            return Err(self.pd().context().unsupported("local work on memory that peers see at another address"));
+        }
+        Ok(ExposedPart::new(Arc::clone(&self.region), offset, len))
     }
 
     #[inline]

@@ -1,142 +1,11 @@
 //! Lists of registered memory for one piece of work.
 
-use std::cell::Cell;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 
-use super::{Buffer, ExposedRegion, Region, SharedBuffer};
-use crate::{ProtectionDomain, Result, Sge, bounds};
-
-/// A part of an [`ExposedRegion`], as the local memory of posted work. Made by [`ExposedRegion::part`].
-///
-/// It keeps the region registered, but gives no access to the bytes.
-pub struct ExposedPart {
-    region: Arc<Region>,
-    offset: usize,
-    len: usize,
-}
-
-impl ExposedPart {
-    /// Offset of the first byte in the region.
-    #[must_use]
-    pub fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-impl fmt::Debug for ExposedPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExposedPart").field("offset", &self.offset).field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-impl ExposedRegion {
-    /// `len` bytes from `offset` as the local memory of work: the source of a send or write, or the target of a receive or read.
-    ///
-    /// The region stays registered while parts of it exist, even if it is dropped. A part may overlap others, since all bytes of
-    /// the region may change at any time.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds); [`Error::Unsupported`](crate::Error::Unsupported) for a region of
-    /// [`ProtectionDomain::expose_at`] whose address for peers is not its own, because some providers write short messages to that
-    /// address with the CPU.
-    pub fn part(&self, offset: usize, len: usize) -> Result<ExposedPart> {
-        bounds::check(offset, len, self.region.len)?;
-        if self.region.iova != self.region.address.as_ptr() as u64 {
-            return Err(self.pd().context().unsupported("local work on memory that peers see at another address"));
-        }
-        Ok(ExposedPart { region: Arc::clone(&self.region), offset, len })
-    }
-}
-
-/// Registered memory that is one element of a [`Gather`].
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Piece {
-    /// A buffer: its bytes up to the length for sends, writes and reads, and up to the capacity for receives.
-    Buffer(Buffer),
-    /// Bytes that do not change, for sends and writes.
-    Shared(SharedBuffer),
-    /// A part of a region that peers can access.
-    Exposed(ExposedPart),
-}
-
-impl Piece {
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Piece::Buffer(buffer) => buffer.len(),
-            Piece::Shared(shared) => shared.len(),
-            Piece::Exposed(part) => part.len,
-        }
-    }
-
-    /// Whether there are no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The buffer, if this is a [`Piece::Buffer`].
-    #[must_use]
-    pub fn into_buffer(self) -> Option<Buffer> {
-        match self {
-            Piece::Buffer(buffer) => Some(buffer),
-            _ => None,
-        }
-    }
-
-    /// The shared bytes, if this is a [`Piece::Shared`].
-    #[must_use]
-    pub fn into_shared(self) -> Option<SharedBuffer> {
-        match self {
-            Piece::Shared(shared) => Some(shared),
-            _ => None,
-        }
-    }
-
-    /// Number of bytes that a message may have in this piece.
-    fn capacity(&self) -> usize {
-        match self {
-            Piece::Buffer(buffer) => buffer.capacity(),
-            _ => self.len(),
-        }
-    }
-
-    fn is_of(&self, pd: &ProtectionDomain) -> bool {
-        match self {
-            Piece::Buffer(buffer) => buffer.is_of(pd),
-            Piece::Shared(shared) => shared.is_of(pd),
-            Piece::Exposed(part) => part.region.registration.is_of(pd),
-        }
-    }
-
-    fn sge(&self) -> Sge {
-        match self {
-            Piece::Buffer(buffer) => buffer.sge(),
-            Piece::Shared(shared) => shared.sge(),
-            Piece::Exposed(ExposedPart { region, offset, len }) => Sge {
-                address: region.iova + *offset as u64,
-                len: u32::try_from(*len).unwrap_or(u32::MAX),
-                lkey: region.lkey(),
-            },
-        }
-    }
-}
+use super::list::List;
+use super::{Buffer, ExposedPart, Piece, SharedBuffer};
+use crate::{ProtectionDomain, Sge};
 
 /// Memory for one piece of work: a message of several parts, or several places that a message goes to.
 ///
@@ -180,61 +49,11 @@ impl Piece {
 // The box is dropped only by `Drop`.
 pub struct Gather(ManuallyDrop<Box<List>>);
 
-struct List {
-    pieces: Vec<Piece>,
-    /// Room for a header and for each element, which is filled when the list is posted.
-    sges: Vec<Sge>,
-    /// The next unused list.
-    next: Option<Box<List>>,
-}
-
-/// Number of elements that a list has room for from the start.
-const INLINE: usize = 4;
-
-/// Number of unused lists that each thread keeps.
-const SPARE: u32 = 64;
-
-/// Largest capacity of a list that is kept.
-const SPARE_LEN: usize = 32;
-
-/// Empty lists of a thread.
-///
-/// It has no destructor, since registering one for a thread can fail, which dropping a list must not. [`Guard`] frees the lists.
-#[derive(Default)]
-struct Unused {
-    /// The first list, which links to the next.
-    first: ManuallyDrop<Option<Box<List>>>,
-    /// Number of lists that there is still room for: none before there is a guard, and after it is dropped.
-    room: u32,
-    has_guard: bool,
-}
-
-/// Frees the unused lists of a thread that ends.
-struct Guard;
-
-thread_local! {
-    static UNUSED: Cell<Unused> =
-        const { Cell::new(Unused { first: ManuallyDrop::new(None), room: 0, has_guard: false }) };
-    static GUARD: Guard = const { Guard };
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let first = UNUSED.replace(Unused { has_guard: true, ..Unused::default() }).first;
-        drop(ManuallyDrop::into_inner(first));
-    }
-}
-
 impl Gather {
     /// An empty list.
     #[must_use]
     pub fn new() -> Self {
-        let list = List::unused().unwrap_or_else(|| {
-            let (pieces, mut sges) = (Vec::with_capacity(INLINE), Vec::with_capacity(INLINE + 1));
-            sges.push(Sge::EMPTY);
-            Box::new(List { pieces, sges, next: None })
-        });
-        Gather(ManuallyDrop::new(list))
+        Gather(ManuallyDrop::new(List::new()))
     }
 
     /// Appends an element.
@@ -332,58 +151,6 @@ impl Gather {
     }
 }
 
-impl List {
-    /// An empty list that this thread has kept.
-    fn unused() -> Option<Box<List>> {
-        let mut unused = UNUSED.take();
-        let mut list = ManuallyDrop::into_inner(unused.first);
-        match &mut list {
-            Some(list) => (unused.first, unused.room) = (ManuallyDrop::new(list.next.take()), unused.room + 1),
-            None => {
-                unused.first = ManuallyDrop::new(None);
-                // Fails in a thread that is ending.
-                if !unused.has_guard && GUARD.try_with(|_| ()).is_ok() {
-                    (unused.has_guard, unused.room) = (true, SPARE);
-                }
-            }
-        }
-        UNUSED.set(unused);
-        list
-    }
-
-    /// Fills `sges` with `first` and the entries of the elements, and returns the filled part.
-    fn fill(&mut self, mut sge: impl FnMut(&Piece) -> Sge, first: Option<Sge>) -> &[Sge] {
-        let Some((header, sges)) = self.sges.split_first_mut() else { return &[] };
-        *header = first.unwrap_or(Sge::EMPTY);
-        let mut filled = 1;
-        for (target, piece) in sges.iter_mut().zip(&self.pieces) {
-            *target = sge(piece);
-            filled += 1;
-        }
-        self.sges.get(usize::from(first.is_none())..filled).unwrap_or(&[])
-    }
-
-    /// Drops the elements, and keeps the list for [`List::unused`].
-    #[cold]
-    #[inline(never)]
-    fn keep(mut self: Box<Self>) {
-        self.pieces.clear();
-        self.sges.truncate(1);
-        if self.pieces.capacity() > SPARE_LEN {
-            return;
-        }
-        // Never fails, and unlike `with` contains no panic.
-        let _ = UNUSED.try_with(|cell| {
-            let mut unused = cell.take();
-            if let Some(room) = unused.room.checked_sub(1) {
-                self.next = ManuallyDrop::into_inner(unused.first);
-                (unused.first, unused.room) = (ManuallyDrop::new(Some(self)), room);
-            }
-            cell.set(unused);
-        });
-    }
-}
-
 impl Default for Gather {
     fn default() -> Self {
         Gather::new()
@@ -474,14 +241,8 @@ from_tuple!(A, B, C);
 from_tuple!(A, B, C, D);
 
 macro_rules! from_piece {
-    ($($variant:ident($type:ty)),+) => {
+    ($($type:ty),+) => {
         $(
-            impl From<$type> for Piece {
-                fn from(piece: $type) -> Self {
-                    Piece::$variant(piece)
-                }
-            }
-
             impl From<$type> for Gather {
                 fn from(piece: $type) -> Self {
                     Gather::new().with(piece)
@@ -491,54 +252,4 @@ macro_rules! from_piece {
     };
 }
 
-from_piece!(Buffer(Buffer), Shared(SharedBuffer), Exposed(ExposedPart));
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Number of lists that this thread keeps.
-    fn kept() -> u32 {
-        let mut count = 0;
-        let mut kept = Vec::new();
-        while let Some(list) = List::unused() {
-            kept.push(list);
-            count += 1;
-        }
-        kept.into_iter().for_each(List::keep);
-        count
-    }
-
-    #[test]
-    fn a_thread_keeps_the_storage_of_dropped_lists() {
-        let storage = |list: &Gather| list.0.pieces.as_ptr();
-        std::thread::spawn(move || {
-            let (first, second) = (Gather::new(), Gather::default());
-            let addresses = [storage(&first), storage(&second)];
-            assert_eq!(kept(), 0);
-            drop(first);
-            drop(second);
-            assert_eq!(kept(), 2);
-            let again = [Gather::new(), Gather::new()];
-            assert!(again.iter().all(|list| addresses.contains(&storage(list))));
-
-            let many: Vec<_> = (0..SPARE + 10).map(|_| Gather::new()).collect();
-            drop((again, many));
-            assert_eq!(kept(), SPARE);
-            // The thread frees them when it ends, which Miri checks.
-        })
-        .join()
-        .unwrap();
-    }
-
-    #[test]
-    fn a_thread_that_makes_no_lists_keeps_none() {
-        let list = Gather::new();
-        std::thread::spawn(move || {
-            drop(list);
-            assert!(UNUSED.take().first.is_none());
-        })
-        .join()
-        .unwrap();
-    }
-}
+from_piece!(Buffer, SharedBuffer, ExposedPart);

@@ -36,7 +36,7 @@ pub struct Report {
     pub kind: Kind,
     /// Number of the queue pair.
     pub qp: Option<u32>,
-    /// Identifier of the work request.
+    /// Identifier of the work request. For work of an endpoint of rdma-safe it is `WorkId::wr_id`.
     pub wr_id: Option<u64>,
     /// First address concerned, and the number of bytes.
     pub memory: Option<(u64, u64)>,

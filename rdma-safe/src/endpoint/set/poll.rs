@@ -34,7 +34,8 @@ impl EndpointSet {
         }
         if self.cq.is_extended() {
             // SAFETY: the queue is extended. It is polled only here and in `poll_queue`, and each of these polls is ended.
-            // Only queue pairs of this set complete to it, and none of them is modified or destroyed here.
+            // Only queue pairs of this set complete to it. None of them is modified or destroyed here, nor by code of the user,
+            // which cannot reach them while this set is borrowed (see `cq/owned.rs`).
             let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(None) };
             return match self.members.take_fast(SetCompletion(open)) {
                 Ok(taken) => Ok(Some(taken)),
@@ -129,7 +130,9 @@ impl EndpointSet {
     #[inline(never)]
     pub(super) fn poll_queue(&mut self) -> Result<bool, PollError> {
         if self.cq.is_extended() {
-            // SAFETY: as in `poll`.
+            // SAFETY: as in `poll`. Recording a completion changes no queue pair; `fail_over_share` does, after the poll has
+            // ended. It moves buffers and drops none, and if it ran code of the user, that could reach neither the queue nor the
+            // queue pairs: this borrows the set.
             let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(false) };
             // SAFETY: these are the fields of the queue.
             self.members.record(unsafe { open.completion(self.fields) })?;
