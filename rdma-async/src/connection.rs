@@ -49,7 +49,6 @@ pub(crate) struct Facts {
     pub(crate) local: Option<Address>,
     pub(crate) peer: Option<Address>,
     pub(crate) private_data: Vec<u8>,
-    pub(crate) max_message: u32,
 }
 
 impl<S: Sharing> Clone for Connection<S> {
@@ -202,12 +201,6 @@ impl<S: Sharing> Connection<S> {
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.inner.facts.private_data
-    }
-
-    /// The longest message or transfer in bytes.
-    #[must_use]
-    pub fn max_message(&self) -> u32 {
-        self.inner.facts.max_message
     }
 
     /// Number of messages that tasks have taken and not dropped yet.

@@ -12,9 +12,9 @@ use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads};
 #[derive(Clone, Debug)]
 #[must_use = "a connector connects only when asked to"]
 pub struct Connector<S: Sharing = Threads> {
-    driver: Driver<S>,
+    pub(crate) driver: Driver<S>,
     connector: cm::Connector,
-    options: Options,
+    pub(crate) options: Options,
 }
 
 impl Connector {

@@ -69,7 +69,7 @@ impl<S: Sharing> Plan<S> {
         Endpoint::builder(&self.pd)
             .send_depth(sends)
             .recv_depth(receives)
-            .send_sges(send_elements)
+            .send_sges(send_elements.min(self.pd.context().attributes().max_sge().max(1)))
             .recv_sges(1)
             .keepalive(keepalive)
             // The peer needs a key of memory that was exposed with the right.
@@ -85,16 +85,27 @@ impl<S: Sharing> Plan<S> {
             Vec<Buffer>,
         ) -> rdma_safe::Result<Handshake<SetConnection>>,
     ) -> Result<Opening<S>> {
-        let receives = std::mem::take(&mut self.receives);
-        let builder = self.builder();
-        let queue = self.driver.queue(self.pd.context(), &builder)?;
-        let Options { sends, receives: count, .. } = self.options;
-        let handshake = queue.open(sends, count, |set| start(builder, set, receives))?;
-        let guard = Guard { queue, key: handshake.key(), is_done: false };
+        let (guard, handshake) = self.open(|builder, set, receives| {
+            let handshake = start(builder, set, receives)?;
+            Ok((handshake.key(), handshake))
+        })?;
         let events = self.driver.shared.events.clone();
         let source = Source::channel(&events, handshake.channel())?;
         let deadline = Deadline::new(&events);
         Ok(Opening { guard, handshake: Some(handshake), source: Some(source), deadline, plan: self })
+    }
+
+    /// Adds an endpoint to a queue with room for it. `start` builds it and returns its key.
+    pub(crate) fn open<T>(
+        &mut self,
+        start: impl FnOnce(EndpointBuilder<'_>, &mut EndpointSet, Vec<Buffer>) -> rdma_safe::Result<(EndpointKey, T)>,
+    ) -> Result<(Guard<S>, T)> {
+        let receives = std::mem::take(&mut self.receives);
+        let builder = self.builder();
+        let queue = self.driver.queue(self.pd.context(), &builder)?;
+        let Options { sends, receives: count, .. } = self.options;
+        let (key, started) = queue.open(sends, count, |set| start(builder, set, receives))?;
+        Ok((Guard { queue, key, is_done: false }, started))
     }
 }
 
@@ -108,10 +119,11 @@ pub(crate) struct Opening<S: Sharing> {
     plan: Plan<S>,
 }
 
-struct Guard<S: Sharing> {
-    queue: S::Rc<Queue<S>>,
-    key: EndpointKey,
-    is_done: bool,
+/// Removes the endpoint of a connection that does not come about.
+pub(crate) struct Guard<S: Sharing> {
+    pub(crate) queue: S::Rc<Queue<S>>,
+    pub(crate) key: EndpointKey,
+    pub(crate) is_done: bool,
 }
 
 impl<S: Sharing> Drop for Guard<S> {
@@ -156,18 +168,29 @@ impl<S: Sharing> Plan<S> {
             local: connection.local_address(),
             peer: connection.peer_address(),
             private_data: connection.private_data().to_vec(),
-            max_message: self.options.message_size.try_into().unwrap_or(u32::MAX),
         };
+        let handle = self.handle(queue, connection.key(), facts);
+        Queue::establish(queue, connection, source);
+        handle
+    }
+
+    /// The connection of an endpoint that was connected by exchanged addresses.
+    pub(crate) fn exchanged(&self, guard: &Guard<S>) -> Connection<S> {
+        guard.queue.set_exchanged(guard.key);
+        let facts = Facts { local: None, peer: None, private_data: Vec::new() };
+        self.handle(&guard.queue, guard.key, facts)
+    }
+
+    fn handle(&self, queue: &S::Rc<Queue<S>>, key: EndpointKey, facts: Facts) -> Connection<S> {
         let inner = Inner {
             queue: queue.clone(),
-            key: connection.key(),
+            key,
             pool: self.pool.clone(),
             pd: self.pd.clone(),
             facts,
             linger: self.options.linger,
             driver: self.driver.clone(),
         };
-        Queue::establish(queue, connection, source);
         Connection { inner: S::rc(inner) }
     }
 }

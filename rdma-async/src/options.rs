@@ -53,7 +53,7 @@ macro_rules! setters {
             self
         }
 
-        /// Most elements of a list to send, write or read; 4 by default.
+        /// Most elements of a list to send, write or read; 4 by default, or what the device supports.
         pub fn send_elements(mut self, elements: u32) -> Self {
             self.options.send_elements = elements.max(1);
             self

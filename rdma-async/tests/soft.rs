@@ -112,6 +112,23 @@ async fn remote_memory_is_read_written_and_changed() {
 }
 
 #[tokio::test]
+async fn addresses_are_exchanged_without_a_connection_manager() {
+    soft0();
+    let pd = rdma_safe::Device::first().unwrap().open().unwrap().alloc_pd().unwrap();
+    let connector = Connector::new().unwrap();
+    let (one, other) = (connector.prepare(&pd).await.unwrap(), connector.prepare(&pd).await.unwrap());
+    let addresses = (one.address(), other.address());
+    let (one, other) = (one.connect(&addresses.1).unwrap(), other.connect(&addresses.0).unwrap());
+    one.send(one.buffer_of(b"hello").await.unwrap()).await.unwrap();
+    assert_eq!(*other.receive().await.unwrap().unwrap(), *b"hello");
+    drop(connector.prepare(&pd).await.unwrap());
+    tokio::join!(one.close(), other.close());
+    let pool = one.pool().clone();
+    drop((one, other));
+    assert_eq!((connector.driver().statistics().connections, pool.statistics().used()), (0, 0));
+}
+
+#[tokio::test]
 async fn a_full_queue_makes_operations_wait_in_order() {
     soft0();
     let (client, server) = pair(Connector::new().unwrap().sends(2)).await;

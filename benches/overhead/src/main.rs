@@ -4,12 +4,14 @@
 //!
 //! - C, and rdma-sys;
 //! - both APIs of rdma-safe, with the interface of each object known before the loop;
-//! - the raw API with a check of the interface on every call (`any`).
+//! - the raw API with a check of the interface on every call (`any`);
+//! - rdma-async on one thread (`local`), and with connections that threads share (`shared`).
 //!
 //! Each loop runs twice, with the numbers of operations in [`COUNTS`]. callgrind writes a profile of each run, and the program
 //! prints a line with its results.
 
 mod any;
+mod awaited;
 mod callgrind;
 mod counting;
 mod owned;
@@ -157,6 +159,12 @@ fn run() -> Result<()> {
                 measure("owned", name, |n| function(&mut owned, n))?;
             }
             None => {}
+        }
+        if name == "send_ex1" {
+            let mut local = awaited::Awaited::new(rig.pd())?;
+            measure("local", name, |n| awaited::loop_local_send_ex1(&mut local, n))?;
+            let mut shared = awaited::Awaited::new(rig.pd())?;
+            measure("shared", name, |n| awaited::loop_shared_send_ex1(&mut shared, n))?;
         }
     }
     Ok(())

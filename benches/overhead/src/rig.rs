@@ -110,6 +110,10 @@ impl Rig {
         Ok(Rig { receive_at_once, endless, pd })
     }
 
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
     pub(crate) fn raw(&self, setting: Setting) -> Result<Raw> {
         let cq = self.pd.context().completion_queue(64).classic(setting.classic).build()?;
         let builder = self.pd.queue_pair(&cq, &cq).send_depth(64).recv_depth(64).inline_data(64);

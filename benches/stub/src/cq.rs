@@ -162,7 +162,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     unsafe { free(cq.cast::<Cq>()) }
 }
 
-/// A completion channel. It always has an event of its latest queue.
+/// A completion channel. It always has an event of its latest queue, if it has one.
 #[repr(C)]
 struct Channel {
     base: ibv_comp_channel,
@@ -204,6 +204,10 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
 ) -> c_int {
     unsafe {
         let latest = (*channel.cast::<Channel>()).cq;
+        if latest.is_null() {
+            *libc::__errno_location() = libc::EAGAIN;
+            return -1;
+        }
         *cq = latest.cast();
         *cq_context = (*latest).ex.cq_context;
     }

@@ -48,6 +48,8 @@ pub(crate) struct Member<S: Sharing> {
 pub(crate) enum Stage {
     /// Its handshake is in progress, or it is being removed.
     Opening,
+    /// It was connected by exchanged addresses.
+    Exchanged,
     Open(Box<SetConnection>),
     /// This side has disconnected, and waits for the confirmation of the peer.
     Leaving(Box<Handshake<SetDisconnected>>),
@@ -163,21 +165,16 @@ impl<S: Sharing> Member<S> {
 
     /// Advances the end of the connection. Returns the buffers of its endpoint once it is gone.
     pub(crate) fn advance_leaving(&mut self, set: &mut EndpointSet, now: Instant) -> Option<Vec<Buffer>> {
+        if !self.is_drained(now) {
+            return None;
+        }
         match mem::replace(&mut self.stage, Stage::Opening) {
-            // It never was connected.
-            Stage::Opening => return Some(set.remove(self.key).unwrap_or_default()),
-            Stage::Open(connection) => {
-                let is_drained =
-                    self.in_flight == 0 || matches!(self.ended, Some(Ended::Failed(_) | Ended::DriverStopped));
-                if !is_drained && self.drain_until.is_some_and(|until| now < until) {
-                    self.stage = Stage::Open(connection);
-                    return None;
-                }
-                match connection.start_disconnect(set) {
-                    Ok(handshake) => self.stage = Stage::Leaving(Box::new(handshake)),
-                    Err(error) => return Some(error.buffers),
-                }
-            }
+            // An endpoint that cannot be destroyed is leaked with its buffers.
+            Stage::Opening | Stage::Exchanged => return Some(set.remove(self.key).unwrap_or_default()),
+            Stage::Open(connection) => match connection.start_disconnect(set) {
+                Ok(handshake) => self.stage = Stage::Leaving(Box::new(handshake)),
+                Err(error) => return Some(error.buffers),
+            },
             leaving @ Stage::Leaving(_) => self.stage = leaving,
         }
         let Stage::Leaving(handshake) = mem::replace(&mut self.stage, Stage::Opening) else { return None };
@@ -190,6 +187,14 @@ impl<S: Sharing> Member<S> {
             // The peer has not confirmed. The connection is gone nevertheless.
             Err(error) => Some(error.buffers),
         }
+    }
+
+    /// Whether the end need not wait for operations in flight.
+    fn is_drained(&self, now: Instant) -> bool {
+        self.in_flight == 0
+            || matches!(self.stage, Stage::Leaving(_))
+            || matches!(self.ended, Some(Ended::Failed(_) | Ended::DriverStopped))
+            || self.drain_until.is_none_or(|until| now >= until)
     }
 
     /// The next time to call [`Member::advance_leaving`].

@@ -166,6 +166,8 @@ impl<S: Sharing> Queue<S> {
             if state.broken.is_some() {
                 return (true, None);
             }
+            // Those whose last operation has completed since the last look.
+            state.advance_leaving(effects);
             match state.set.arm() {
                 Ok(armed) => (armed == Armed::Wait, state.next_deadline()),
                 Err(error) => {
@@ -183,25 +185,33 @@ impl<S: Sharing> Queue<S> {
         S::with(&self.state, |state| f(&mut state.set))
     }
 
-    /// Starts a connection with `start`, and adds it.
-    pub(crate) fn open(
+    /// Builds an endpoint with `start`, and adds its connection.
+    pub(crate) fn open<T>(
         &self,
         sends: u32,
         receives: u32,
-        start: impl FnOnce(&mut EndpointSet) -> rdma_safe::Result<Handshake<SetConnection>>,
-    ) -> Result<Handshake<SetConnection>> {
+        start: impl FnOnce(&mut EndpointSet) -> rdma_safe::Result<(EndpointKey, T)>,
+    ) -> Result<(EndpointKey, T)> {
         S::with(&self.state, |state| {
             if let Some(broken) = &state.broken {
                 return Err(broken.error());
             }
-            let handshake = start(&mut state.set)?;
-            let key = handshake.key();
+            let (key, started) = start(&mut state.set)?;
             if state.members.len() <= key.index() {
                 state.members.resize_with(key.index() + 1, || None);
             }
             state.members[key.index()] = Some(Box::new(Member::new(key, sends, receives)));
-            Ok(handshake)
+            Ok((key, started))
         })
+    }
+
+    /// The connection was made without a connection manager.
+    pub(crate) fn set_exchanged(&self, key: EndpointKey) {
+        S::with(&self.state, |state| {
+            if let Some(member) = state.member(key) {
+                member.stage = Stage::Exchanged;
+            }
+        });
     }
 
     /// Advances the handshake of a connection. If it fails, the connection is removed.

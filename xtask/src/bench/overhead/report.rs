@@ -8,8 +8,14 @@ use crate::bench::result::{Benchmark, Table};
 use crate::process;
 
 /// Variants and titles of the columns that follow the columns of the C compilers.
-const VARIANTS: [(&str, &str); 4] =
-    [("sys", "rdma-sys"), ("raw", "raw API"), ("any", "raw, any"), ("owned", "owned API")];
+const VARIANTS: [(&str, &str); 6] = [
+    ("sys", "rdma-sys"),
+    ("raw", "raw API"),
+    ("any", "raw, any"),
+    ("owned", "owned API"),
+    ("local", "rdma-async, one thread"),
+    ("shared", "rdma-async, shared"),
+];
 
 const NOTE: &str = "rvN posts receives, srq_rvN posts them to a shared receive queue. in1 posts an inline send of 32 bytes \
     without a completion. em polls an empty queue. poll takes one of sixteen completions and reads five fields, all reads \
