@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::marker::PhantomData;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use rdma_safe::{Buffer, EndpointKey, Gather, ProtectionDomain, RemoteMemory, Wor
 use crate::driver::queue::Queue;
 use crate::operation::Operation;
 use crate::receive::{Message, Receive};
+use crate::request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
 use crate::{Driver, Error, Result, Sharing, Threads};
 
 /// A reliable connection, for any number of tasks.
@@ -60,32 +62,32 @@ impl<S: Sharing> Clone for Connection<S> {
 impl<S: Sharing> Connection<S> {
     /// Sends the bytes of `buffer` as one message. Ready when the peer's device has acknowledged it.
     #[inline]
-    pub fn send(&self, buffer: Buffer) -> Operation<'_, S, Buffer> {
-        self.start(Work::send(buffer))
+    pub fn send(&self, buffer: Buffer) -> Operation<'_, S, SendOne> {
+        self.start(SendOne(buffer))
     }
 
     /// Like [`Connection::send`], with 32 bits of immediate data for [`Message::immediate`].
     #[inline]
-    pub fn send_with_immediate(&self, buffer: Buffer, immediate: u32) -> Operation<'_, S, Buffer> {
-        self.start(Work::send(buffer).imm(immediate))
+    pub fn send_with_immediate(&self, buffer: Buffer, immediate: u32) -> Operation<'_, S, OneBuffer> {
+        self.start(OneBuffer(Work::send(buffer).imm(immediate)))
     }
 
     /// Sends several buffers, or parts of shared ones, as one message.
     #[inline]
-    pub fn send_list(&self, list: impl Into<Gather>) -> Operation<'_, S, Gather> {
-        self.start(Work::send_list(list))
+    pub fn send_list(&self, list: impl Into<Gather>) -> Operation<'_, S, List> {
+        self.start(List(Work::send_list(list), PhantomData))
     }
 
     /// Sends the bytes of `buffer`, and invalidates `rkey` at the peer.
     #[inline]
-    pub fn send_and_invalidate(&self, buffer: Buffer, rkey: u32) -> Operation<'_, S, Buffer> {
-        self.start(Work::send_invalidate(buffer, rkey))
+    pub fn send_and_invalidate(&self, buffer: Buffer, rkey: u32) -> Operation<'_, S, OneBuffer> {
+        self.start(OneBuffer(Work::send_invalidate(buffer, rkey)))
     }
 
     /// Writes the bytes of `buffer` to the peer's memory. The peer is not notified.
     #[inline]
-    pub fn write(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, Buffer> {
-        self.start(Work::write(buffer, remote))
+    pub fn write(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, WriteOne> {
+        self.start(WriteOne(buffer, remote))
     }
 
     /// Like [`Connection::write`], and notifies the peer by a message without bytes: [`Message::immediate`].
@@ -95,26 +97,26 @@ impl<S: Sharing> Connection<S> {
         buffer: Buffer,
         remote: RemoteMemory,
         immediate: u32,
-    ) -> Operation<'_, S, Buffer> {
-        self.start(Work::write(buffer, remote).imm(immediate))
+    ) -> Operation<'_, S, OneBuffer> {
+        self.start(OneBuffer(Work::write(buffer, remote).imm(immediate)))
     }
 
     /// Writes several buffers, one after another, to the peer's memory.
     #[inline]
-    pub fn write_list(&self, list: impl Into<Gather>, remote: RemoteMemory) -> Operation<'_, S, Gather> {
-        self.start(Work::write_list(list, remote))
+    pub fn write_list(&self, list: impl Into<Gather>, remote: RemoteMemory) -> Operation<'_, S, List> {
+        self.start(List(Work::write_list(list, remote), PhantomData))
     }
 
     /// Reads as many bytes of the peer's memory as `buffer` is long.
     #[inline]
-    pub fn read(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, Buffer> {
-        self.start(Work::read(buffer, remote))
+    pub fn read(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, ReadOne> {
+        self.start(ReadOne(buffer, remote))
     }
 
     /// Reads the peer's memory into several buffers.
     #[inline]
-    pub fn read_list(&self, list: impl Into<Gather>, remote: RemoteMemory) -> Operation<'_, S, Gather> {
-        self.start(Work::read_list(list, remote))
+    pub fn read_list(&self, list: impl Into<Gather>, remote: RemoteMemory) -> Operation<'_, S, List> {
+        self.start(List(Work::read_list(list, remote), PhantomData))
     }
 
     /// Replaces the peer's 64-bit word at `remote` by `swap` if it equals `compare`. Returns the old value.
@@ -123,7 +125,7 @@ impl<S: Sharing> Connection<S> {
     /// The errors of other operations; [`Error::Memory`] when there is no room for the old value.
     pub async fn compare_swap(&self, remote: RemoteMemory, compare: u64, swap: u64) -> Result<u64> {
         let operand = self.inner.pool.get_async(Budget::Control, 8).await?;
-        old_value(&self.start(Work::compare_swap(operand, remote, compare, swap)).await?)
+        old_value(&self.start(OneBuffer(Work::compare_swap(operand, remote, compare, swap))).await?)
     }
 
     /// Adds `add` to the peer's 64-bit word at `remote`. Returns the old value.
@@ -132,12 +134,12 @@ impl<S: Sharing> Connection<S> {
     /// Like [`Connection::compare_swap`].
     pub async fn fetch_add(&self, remote: RemoteMemory, add: u64) -> Result<u64> {
         let operand = self.inner.pool.get_async(Budget::Control, 8).await?;
-        old_value(&self.start(Work::fetch_add(operand, remote, add)).await?)
+        old_value(&self.start(OneBuffer(Work::fetch_add(operand, remote, add))).await?)
     }
 
     #[inline(always)]
-    fn start<M>(&self, work: Work<'static>) -> Operation<'_, S, M> {
-        Operation::new(&self.inner, work)
+    fn start<R: Request>(&self, request: R) -> Operation<'_, S, R> {
+        Operation::new(&self.inner, request)
     }
 
     /// The next message; `None` when the peer has ended the connection.
@@ -250,6 +252,6 @@ const _: () = {
     const fn is_shared<T: Send + Sync>() {}
     is_shared::<Connection>();
     const fn is_sent<T: Send>() {}
-    is_sent::<Operation<'_, Threads, Buffer>>();
+    is_sent::<Operation<'_, Threads, SendOne>>();
     is_sent::<Receive<'_, Threads>>();
 };

@@ -5,13 +5,18 @@ use std::task::Waker;
 
 use rdma_safe::{Buffer, Completion};
 
+use crate::driver::state::Done;
+
 /// Tasks to wake and memory to drop. Both can run code of the user, so they wait until no lock is held.
 ///
 /// Dropping it does what is left to do, also if a waker panics.
 #[derive(Default)]
 pub(crate) struct Effects {
+    /// The first task to wake. Most sweeps wake only one.
+    first: Option<Waker>,
     wakers: VecDeque<Waker>,
     completions: Vec<Completion>,
+    done: Vec<Done>,
     buffers: Vec<Buffer>,
     dropped_wakers: Vec<Waker>,
 }
@@ -19,11 +24,19 @@ pub(crate) struct Effects {
 impl Effects {
     #[inline(always)]
     pub(crate) fn wake(&mut self, waker: Waker) {
-        self.wakers.push_back(waker);
+        match self.first {
+            None => self.first = Some(waker),
+            Some(_) => self.wakers.push_back(waker),
+        }
     }
 
     pub(crate) fn drop_completion(&mut self, completion: Completion) {
         self.completions.push(completion);
+    }
+
+    #[inline(always)]
+    pub(crate) fn drop_done(&mut self, done: Done) {
+        self.done.push(done);
     }
 
     pub(crate) fn drop_buffers(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
@@ -37,11 +50,24 @@ impl Effects {
     /// Wakes the tasks in order, and drops the memory. Keeps its own allocations.
     #[inline(always)]
     pub(crate) fn run(&mut self) {
-        while let Some(waker) = self.wakers.pop_front() {
-            waker.wake();
+        if let Some(first) = self.first.take() {
+            first.wake();
+        }
+        if !self.wakers.is_empty() {
+            self.wake_others();
+        }
+        if !self.done.is_empty() {
+            self.done.clear();
         }
         if !(self.completions.is_empty() && self.buffers.is_empty() && self.dropped_wakers.is_empty()) {
             self.drop_memory();
+        }
+    }
+
+    #[inline(never)]
+    fn wake_others(&mut self) {
+        while let Some(waker) = self.wakers.pop_front() {
+            waker.wake();
         }
     }
 
@@ -56,8 +82,9 @@ impl Effects {
 
 impl Drop for Effects {
     fn drop(&mut self) {
-        while let Some(waker) = self.wakers.pop_front() {
-            waker.wake();
+        if let Some(first) = self.first.take() {
+            self.wakers.push_front(first);
         }
+        self.wake_others();
     }
 }

@@ -85,6 +85,7 @@ mod opening;
 mod operation;
 mod options;
 mod receive;
+mod request;
 mod resolve;
 mod sharing;
 
@@ -99,7 +100,8 @@ pub use driver::{Driver, DriverBuilder, Idle, Runner, Statistics, Turn};
 pub use error::{Error, Failed, Result};
 pub use exchange::Unconnected;
 pub use listener::{Listener, ListenerBuilder};
-pub use operation::{Memory, Operation, Posting};
+pub use operation::{Operation, Posting};
 pub use receive::{Message, Receive};
+pub use request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
 pub use resolve::Destination;
 pub use sharing::{Local, Sharing, Threads};

@@ -2,20 +2,20 @@
 
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use rdma_safe::{Buffer, Completion, Gather, Work};
+use rdma_safe::endpoint::FailedWork;
 
 use crate::connection::Inner;
 use crate::core::{Slot, Ticket};
 use crate::driver::member::Ended;
-use crate::driver::state::Posted;
-use crate::{Error, Failed, Sharing};
+use crate::driver::queue::Queue;
+use crate::driver::state::{Done, Posted};
+use crate::{Error, Failed, Request, Sharing};
 
-/// An operation of a [`Connection`](crate::Connection). Its result is its memory: a [`Buffer`] or a [`Gather`].
+/// An operation of a [`Connection`](crate::Connection). Its result is its memory.
 ///
 /// It is posted when the future is first polled. Dropped before that, or while it waits for room, it is not posted. Dropped
 /// later, it goes on without the future, and its memory is dropped when the device no longer uses it.
@@ -23,51 +23,23 @@ use crate::{Error, Failed, Sharing};
 /// # Errors
 /// [`Failed`], with the memory unless the device may still use it.
 #[must_use = "a future does nothing unless it is polled"]
-pub struct Operation<'c, S: Sharing, M> {
+pub struct Operation<'c, S: Sharing, R: Request> {
     connection: &'c Inner<S>,
-    state: State,
-    memory: PhantomData<fn() -> M>,
+    state: State<R>,
 }
 
-enum State {
-    New(Work<'static>),
+enum State<R> {
+    New(R),
     /// Waits for room in the send queue.
-    Waiting(Work<'static>, Ticket),
+    Waiting(R, Ticket),
     InFlight(Slot),
     Finished,
 }
 
-/// The memory of an operation.
-pub trait Memory: sealed::Sealed + Sized {
-    /// The memory of completed work; `None` if it had other memory.
-    #[doc(hidden)]
-    fn of(completion: Completion) -> Option<Self>;
-}
-
-impl Memory for Buffer {
+impl<'c, S: Sharing, R: Request> Operation<'c, S, R> {
     #[inline(always)]
-    fn of(completion: Completion) -> Option<Self> {
-        completion.buffer
-    }
-}
-
-impl Memory for Gather {
-    #[inline(always)]
-    fn of(completion: Completion) -> Option<Self> {
-        completion.list
-    }
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for rdma_safe::Buffer {}
-    impl Sealed for rdma_safe::Gather {}
-}
-
-impl<'c, S: Sharing, M> Operation<'c, S, M> {
-    #[inline(always)]
-    pub(crate) fn new(connection: &'c Inner<S>, work: Work<'static>) -> Self {
-        Operation { connection, state: State::New(work), memory: PhantomData }
+    pub(crate) fn new(connection: &'c Inner<S>, request: R) -> Self {
+        Operation { connection, state: State::New(request) }
     }
 
     /// Waits only until the operation is posted. Its memory is dropped when it has completed.
@@ -75,13 +47,13 @@ impl<'c, S: Sharing, M> Operation<'c, S, M> {
     /// For messages whose arrival the peer confirms by a reply: this saves the wake-up for the completion. If the operation
     /// fails later, the connection fails.
     #[inline(always)]
-    pub fn posted(self) -> Posting<'c, S, M> {
+    pub fn posted(self) -> Posting<'c, S, R> {
         Posting(self)
     }
 }
 
-impl<S: Sharing, M: Memory> Future for Operation<'_, S, M> {
-    type Output = Result<M, Failed>;
+impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
+    type Output = Result<R::Memory, Failed>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -89,16 +61,15 @@ impl<S: Sharing, M: Memory> Future for Operation<'_, S, M> {
         if let State::InFlight(slot) = self.state {
             return match queue.take(slot, context) {
                 None => Poll::Pending,
-                Some(taken) => {
+                Some(done) => {
                     self.state = State::Finished;
-                    let Some(completion) = taken else { return Poll::Ready(Err(Failed::new(queue.removed().error()))) };
-                    Poll::Ready(result(completion))
+                    Poll::Ready(result::<S, R>(queue, done))
                 }
             };
         }
         let posted = match mem::replace(&mut self.state, State::Finished) {
-            State::New(work) => queue.post(*key, work, true, context),
-            State::Waiting(work, ticket) => queue.post_waiting(*key, work, ticket, true, context),
+            State::New(request) => queue.post(*key, request, true, context),
+            State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, true, context),
             State::InFlight(_) | State::Finished => return Poll::Pending,
         };
         match posted {
@@ -106,8 +77,8 @@ impl<S: Sharing, M: Memory> Future for Operation<'_, S, M> {
                 self.state = State::InFlight(slot);
                 Poll::Pending
             }
-            Posted::Full(work, ticket) => {
-                self.state = State::Waiting(work, ticket);
+            Posted::Full(request, ticket) => {
+                self.state = State::Waiting(request, ticket);
                 Poll::Pending
             }
             Posted::Failed(failed) => Poll::Ready(Err(failed)),
@@ -120,24 +91,23 @@ impl<S: Sharing, M: Memory> Future for Operation<'_, S, M> {
 /// # Errors
 /// [`Failed`], with the memory.
 #[must_use = "a future does nothing unless it is polled"]
-#[derive(Debug)]
-pub struct Posting<'c, S: Sharing, M>(Operation<'c, S, M>);
+pub struct Posting<'c, S: Sharing, R: Request>(Operation<'c, S, R>);
 
-impl<S: Sharing, M> Future for Posting<'_, S, M> {
+impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
     type Output = Result<(), Failed>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Inner { queue, key, .. } = self.0.connection;
         let posted = match mem::replace(&mut self.0.state, State::Finished) {
-            State::New(work) => queue.post(*key, work, false, context),
-            State::Waiting(work, ticket) => queue.post_waiting(*key, work, ticket, false, context),
+            State::New(request) => queue.post(*key, request, false, context),
+            State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, false, context),
             State::InFlight(_) | State::Finished => return Poll::Pending,
         };
         match posted {
             Posted::InFlight(_) => Poll::Ready(Ok(())),
-            Posted::Full(work, ticket) => {
-                self.0.state = State::Waiting(work, ticket);
+            Posted::Full(request, ticket) => {
+                self.0.state = State::Waiting(request, ticket);
                 Poll::Pending
             }
             Posted::Failed(failed) => Poll::Ready(Err(failed)),
@@ -147,17 +117,21 @@ impl<S: Sharing, M> Future for Posting<'_, S, M> {
 
 /// The result of a completed operation.
 #[inline(always)]
-fn result<M: Memory>(completion: Completion) -> Result<M, Failed> {
-    match completion.ok() {
-        Ok(completion) => M::of(completion).ok_or_else(|| Failed::new(Error::Closed)),
-        Err(failed) => {
-            let error = Ended::of(&failed).error();
-            Err(Failed::of_work(failed, error))
-        }
+fn result<S: Sharing, R: Request>(queue: &Queue<S>, done: Done) -> Result<R::Memory, Failed> {
+    match done {
+        Done::Failed(failed) => Err(failed_work(failed)),
+        Done::Removed => Err(Failed::new(queue.removed().error())),
+        done => R::memory(done).ok_or_else(|| Failed::new(Error::Closed)),
     }
 }
 
-impl<S: Sharing, M> Drop for Operation<'_, S, M> {
+#[cold]
+fn failed_work(failed: FailedWork) -> Failed {
+    let error = Ended::of(&failed).error();
+    Failed::of_work(failed, error)
+}
+
+impl<S: Sharing, R: Request> Drop for Operation<'_, S, R> {
     #[inline]
     fn drop(&mut self) {
         if !matches!(self.state, State::Finished) {
@@ -166,15 +140,15 @@ impl<S: Sharing, M> Drop for Operation<'_, S, M> {
     }
 }
 
-impl<S: Sharing, M> Operation<'_, S, M> {
+impl<S: Sharing, R: Request> Operation<'_, S, R> {
     #[cold]
     #[inline(never)]
     fn cancel(&mut self) {
         let Inner { queue, key, .. } = self.connection;
         match mem::replace(&mut self.state, State::Finished) {
-            State::Waiting(work, ticket) => {
+            State::Waiting(request, ticket) => {
                 queue.leave_room(*key, ticket);
-                drop(work);
+                drop(request);
             }
             State::InFlight(slot) => queue.abandon(slot),
             State::New(_) | State::Finished => {}
@@ -182,9 +156,9 @@ impl<S: Sharing, M> Operation<'_, S, M> {
     }
 }
 
-impl<S: Sharing, M> Unpin for Operation<'_, S, M> {}
+impl<S: Sharing, R: Request> Unpin for Operation<'_, S, R> {}
 
-impl<S: Sharing, M> fmt::Debug for Operation<'_, S, M> {
+impl<S: Sharing, R: Request> fmt::Debug for Operation<'_, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::New(_) => "not posted",
@@ -193,5 +167,11 @@ impl<S: Sharing, M> fmt::Debug for Operation<'_, S, M> {
             State::Finished => "finished",
         };
         f.debug_struct("Operation").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+impl<S: Sharing, R: Request> fmt::Debug for Posting<'_, S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Posting").field(&self.0).finish()
     }
 }

@@ -1,5 +1,5 @@
-//! Random schedules: operations of all kinds are started, polled when they are woken, and dropped at any time, while packets are lost
-//! and connections end. Nothing leaks, no message is lost or repeated, and no task that could go on is left asleep.
+//! Random schedules: operations of all kinds are started, polled when they are woken, and dropped at any time, while packets are
+//! lost and connections end. Nothing leaks, no message is lost or repeated, and no task that could go on is left asleep.
 //!
 //! The checker of soft0 watches that no memory is used while the device may use it.
 //!

@@ -80,27 +80,29 @@ impl<T> Slots<T> {
     }
 
     /// Stores the result of an operation. Called once for each.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, slot: Slot, result: T) -> Finished<T> {
         let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return Finished::Drop(result) };
+        if !matches!(entry, Entry::Awaited(_)) {
+            return self.complete_abandoned(slot, result);
+        }
         match mem::replace(entry, Entry::Completed(result)) {
             Entry::Awaited(waker) => Finished::Wake(waker),
-            Entry::Abandoned => {
-                let result = mem::replace(entry, Entry::Free(self.free));
-                self.free = slot.0;
-                match result {
-                    Entry::Completed(result) => Finished::Drop(result),
-                    _ => unreachable!("the entry was stored above"),
-                }
-            }
-            before @ (Entry::Free(_) | Entry::Completed(_)) => {
-                debug_assert!(false, "an operation completes once");
-                match mem::replace(entry, before) {
-                    Entry::Completed(result) => Finished::Drop(result),
-                    _ => unreachable!("the entry was stored above"),
-                }
-            }
+            _ => unreachable!("matched above"),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn complete_abandoned(&mut self, slot: Slot, result: T) -> Finished<T> {
+        match self.entries.get_mut(slot.0 as usize) {
+            Some(entry @ Entry::Abandoned) => {
+                *entry = Entry::Free(self.free);
+                self.free = slot.0;
+            }
+            _ => debug_assert!(false, "an operation completes once"),
+        }
+        Finished::Drop(result)
     }
 
     /// Takes the result, which frees the slot. Otherwise stores `waker` and returns the one to drop.

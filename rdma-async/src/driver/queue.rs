@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{Handshake, Progress, SetConnection};
 use rdma_safe::endpoint::Armed;
-use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Work};
+use rdma_safe::{Buffer, EndpointKey, EndpointSet};
 
 use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
-use super::state::{Counts, Posted, Received, State};
+use super::state::{Counts, Done, Posted, Received, State};
 use crate::core::{Slot, Slots, Ticket};
 use crate::effects::Effects;
-use crate::{Result, Sharing};
+use crate::{Request, Result, Sharing};
 
 /// A completion queue, its connections, and their operations in flight.
 ///
@@ -41,27 +41,34 @@ impl<S: Sharing> Queue<S> {
 
     /// Posts an operation, which has a slot if it is `awaited`.
     #[inline]
-    pub(crate) fn post(&self, key: EndpointKey, work: Work<'static>, awaited: bool, context: &Context<'_>) -> Posted {
+    pub(crate) fn post<R: Request>(
+        &self,
+        key: EndpointKey,
+        request: R,
+        awaited: bool,
+        context: &Context<'_>,
+    ) -> Posted<R> {
         // Cloned and dropped without the lock, since both can run code of the user.
         let waker = context.waker().clone();
-        let (posted, unused) = S::with(&self.state, |state| state.post(key, work, awaited, waker));
+        let (posted, unused) = S::with(&self.state, |state| state.post(key, request, awaited, waker));
         drop(unused);
         posted
     }
 
     /// Posts an operation that has waited for room, if its turn has come.
     #[cold]
-    pub(crate) fn post_waiting(
+    pub(crate) fn post_waiting<R: Request>(
         &self,
         key: EndpointKey,
-        work: Work<'static>,
+        request: R,
         ticket: Ticket,
         awaited: bool,
         context: &Context<'_>,
-    ) -> Posted {
+    ) -> Posted<R> {
         let waker = context.waker().clone();
         let mut effects = Effects::default();
-        let posted = S::with(&self.state, |state| state.post_waiting(key, work, ticket, awaited, waker, &mut effects));
+        let posted =
+            S::with(&self.state, |state| state.post_waiting(key, request, ticket, awaited, waker, &mut effects));
         effects.run();
         posted
     }
@@ -72,12 +79,12 @@ impl<S: Sharing> Queue<S> {
         S::with(&self.state, |state| Ended::of_removed(&state.broken))
     }
 
-    /// Takes the result of an operation. `None` in it: the endpoint was removed.
-    #[inline]
-    pub(crate) fn take(&self, slot: Slot, context: &Context<'_>) -> Option<Option<Completion>> {
+    /// Takes the result of an operation.
+    #[inline(always)]
+    pub(crate) fn take(&self, slot: Slot, context: &Context<'_>) -> Option<Done> {
         let taken = S::with(&self.state, |state| state.slots.take(slot, context.waker(), || context.waker().clone()));
         match taken {
-            Ok(completion) => Some(completion),
+            Ok(done) => Some(done),
             Err(before) => {
                 drop(before);
                 None

@@ -15,6 +15,7 @@ use super::Shared;
 use super::poller::Poller;
 use super::queue::Queue;
 use super::spin::{Idle, Spin};
+use super::state::BATCH;
 use crate::effects::Effects;
 use crate::{Result, Sharing};
 
@@ -104,10 +105,11 @@ impl<S: Sharing> Runner<S> {
         let mut found = false;
         for queue in &self.queues {
             for _ in 0..BATCHES {
-                if queue.sweep(&mut self.effects) == 0 {
+                let swept = queue.sweep(&mut self.effects);
+                found |= swept != 0;
+                if swept < BATCH {
                     break;
                 }
-                found = true;
             }
         }
         found

@@ -4,21 +4,22 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, PollError, Work};
+use rdma_safe::endpoint::FailedWork;
+use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gather, PollError, WcStatus};
 
 use super::events::Source;
 use super::member::{Ended, Member};
 use crate::core::{Finished, Slot, Slots, Ticket};
 use crate::effects::Effects;
-use crate::{Error, Failed, Sharing};
+use crate::{Error, Failed, Request, Sharing};
 
 /// What the lock of a queue protects.
 pub(super) struct State<S: Sharing> {
     pub(super) set: EndpointSet,
     /// Indexed by the number of the endpoint in the set.
     pub(super) members: Vec<Option<Box<Member<S>>>>,
-    /// Operations in flight. `None` as a result: the endpoint was removed before the completion was taken.
-    pub(super) slots: Slots<Option<Completion>>,
+    /// Operations in flight.
+    pub(super) slots: Slots<Done>,
     /// Connections that this side is closing.
     pub(super) leaving: Vec<EndpointKey>,
     /// Why no connection of the queue works any more.
@@ -40,16 +41,64 @@ pub(crate) struct Counts {
 }
 
 /// Most completions to take while the lock is held.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 
 /// The result of posting.
-pub(crate) enum Posted {
+pub(crate) enum Posted<R> {
     /// The operation is in flight.
     InFlight(Slot),
     /// The send queue is full. The ticket is notified when there is room.
-    Full(Work<'static>, Ticket),
+    Full(R, Ticket),
     /// It was not posted.
     Failed(Failed),
+}
+
+/// How an operation ended.
+#[derive(Debug)]
+pub enum Done {
+    /// It has succeeded, with one buffer.
+    Buffer(Buffer),
+    /// It has succeeded, with a list.
+    List(Gather),
+    Failed(FailedWork),
+    /// The endpoint was removed before the completion was taken.
+    Removed,
+}
+
+impl Done {
+    /// The end of completed work.
+    #[inline(always)]
+    fn of(completion: Completion) -> Self {
+        if completion.status != WcStatus::SUCCESS {
+            return Done::of_failed(completion);
+        }
+        match (completion.buffer, completion.list) {
+            (Some(buffer), _) => Done::Buffer(buffer),
+            (None, Some(list)) => Done::List(list),
+            (None, None) => Done::Removed,
+        }
+    }
+
+    #[cold]
+    fn of_failed(completion: Completion) -> Self {
+        match completion.ok() {
+            Err(failed) => Done::Failed(failed),
+            Ok(_) => Done::Removed,
+        }
+    }
+}
+
+impl From<Done> for Option<Buffer> {
+    #[inline(always)]
+    fn from(done: Done) -> Self {
+        if let Done::Buffer(buffer) = done { Some(buffer) } else { None }
+    }
+}
+
+impl From<Done> for Option<Gather> {
+    fn from(done: Done) -> Self {
+        if let Done::List(list) = done { Some(list) } else { None }
+    }
 }
 
 /// The result of asking for a message.
@@ -66,26 +115,26 @@ impl<S: Sharing> State<S> {
     }
 
     #[inline]
-    pub(super) fn post(
+    pub(super) fn post<R: Request>(
         &mut self,
         key: EndpointKey,
-        work: Work<'static>,
+        request: R,
         awaited: bool,
         waker: Waker,
-    ) -> (Posted, Option<Waker>) {
+    ) -> (Posted<R>, Option<Waker>) {
         let State { members, set, slots, counts, broken, .. } = self;
         let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
         let Some(member) = member.filter(|member| member.key == key) else {
-            return (Posted::Failed(refuse(work, Ended::of_removed(broken).error())), Some(waker));
+            return (Posted::Failed(refuse(request, Ended::of_removed(broken).error())), Some(waker));
         };
         if let Some(ended) = &member.ended {
-            return (Posted::Failed(refuse(work, ended.error())), Some(waker));
+            return (Posted::Failed(refuse(request, ended.error())), Some(waker));
         }
         if !member.has_room() {
             counts.waited += 1;
-            return (Posted::Full(work, member.room.join(waker)), None);
+            return (Posted::Full(request, member.room.join(waker)), None);
         }
-        post_to(set, member, slots, counts, work, awaited, waker)
+        post_to(set, member, slots, counts, request, awaited, waker)
     }
 
     /// Takes a message. Also returns wakers to drop.
@@ -125,38 +174,38 @@ impl<S: Sharing> State<S> {
     }
 
     #[cold]
-    pub(super) fn post_waiting(
+    pub(super) fn post_waiting<R: Request>(
         &mut self,
         key: EndpointKey,
-        work: Work<'static>,
+        request: R,
         ticket: Ticket,
         awaited: bool,
         waker: Waker,
         effects: &mut Effects,
-    ) -> Posted {
+    ) -> Posted<R> {
         let State { members, set, slots, counts, broken, .. } = self;
         let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
         let Some(member) = member.filter(|member| member.key == key) else {
             effects.drop_waker(Some(waker));
-            return Posted::Failed(refuse(work, Ended::of_removed(broken).error()));
+            return Posted::Failed(refuse(request, Ended::of_removed(broken).error()));
         };
         if let Some(ended) = &member.ended {
             let error = ended.error();
             effects.drop_waker(Some(waker));
             effects.drop_waker(member.room.leave(ticket).1);
-            return Posted::Failed(refuse(work, error));
+            return Posted::Failed(refuse(request, error));
         }
         if !member.room.is_notified(&ticket) {
             effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
-            return Posted::Full(work, ticket);
+            return Posted::Full(request, ticket);
         }
         if member.is_full() {
             // Another operation has taken the place.
             member.room.rejoin(&ticket, waker);
-            return Posted::Full(work, ticket);
+            return Posted::Full(request, ticket);
         }
         member.room.leave(ticket);
-        let (posted, unused) = post_to(set, member, slots, counts, work, awaited, waker);
+        let (posted, unused) = post_to(set, member, slots, counts, request, awaited, waker);
         effects.drop_waker(unused);
         if let Posted::Failed(_) = posted {
             if let Some(next) = member.room.notify() {
@@ -166,81 +215,29 @@ impl<S: Sharing> State<S> {
         posted
     }
 
-    #[inline]
+    /// Takes completions, at most [`BATCH`]. Returns their number.
+    #[inline(always)]
     pub(super) fn sweep(&mut self, effects: &mut Effects) -> usize {
-        for swept in 0..BATCH {
-            match self.set.poll() {
-                Ok(Some((key, completion))) => self.deliver(key, completion, effects),
-                Ok(None) => return swept,
-                // The endpoint takes no more work, and its completions fail.
-                Err(PollError::NotInFlight { .. }) => {}
-                Err(error) => {
-                    if self.broken.is_none() {
-                        self.fail_all(&Ended::Failed(Arc::new(error.into())), effects);
-                    }
-                    return swept;
-                }
-            }
-        }
-        BATCH
-    }
-
-    /// Hands a completion to the task that waits for it.
-    #[inline]
-    pub(super) fn deliver(&mut self, key: EndpointKey, completion: Completion, effects: &mut Effects) {
-        let member = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
-        let Some(member) = member.filter(|member| member.key == key) else {
-            effects.drop_completion(completion);
-            return;
-        };
-        if completion.status != rdma_safe::WcStatus::SUCCESS {
-            self.counts.failed += 1;
-            return self.deliver_failed(key, completion, effects);
-        }
-        if completion.id.is_receive() {
-            self.counts.received += 1;
-            member.inbox.push_back(completion);
-            if let Some(waker) = member.readers.notify() {
-                effects.wake(waker);
-            }
-            return;
-        }
-        self.counts.completed += 1;
-        let slot = member.completed(completion.id.sequence());
-        match self.slots.complete(slot, Some(completion)) {
-            Finished::Wake(waker) => effects.wake(waker),
-            Finished::Drop(Some(completion)) => effects.drop_completion(completion),
-            Finished::Drop(None) => {}
-        }
-        if let Some(waker) = member.room.notify() {
-            effects.wake(waker);
+        let State { set, members, slots, counts, .. } = self;
+        let mut delivery = Delivery { members, slots, counts, effects };
+        match set.poll_each(BATCH, |key, completion| delivery.deliver(key, completion)) {
+            Ok(swept) => swept,
+            Err(error) => self.poll_failed(error, effects),
         }
     }
 
+    /// Returns 1 if there is anything to do for it.
     #[cold]
     #[inline(never)]
-    fn deliver_failed(&mut self, key: EndpointKey, completion: Completion, effects: &mut Effects) {
-        let Some(member) = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else { return };
-        let is_operation = !completion.id.is_receive() && completion.operation != rdma_safe::Operation::Keepalive;
-        match completion.ok() {
-            Err(failed) => {
-                if member.ended.is_none() {
-                    let ended = Ended::of(&failed);
-                    member.end(&ended, effects);
-                }
-                let completion = *failed.0;
-                if !is_operation {
-                    return effects.drop_completion(completion);
-                }
-                let slot = member.completed(completion.id.sequence());
-                match self.slots.complete(slot, Some(completion)) {
-                    Finished::Wake(waker) => effects.wake(waker),
-                    Finished::Drop(Some(completion)) => effects.drop_completion(completion),
-                    Finished::Drop(None) => {}
-                }
-            }
-            Ok(completion) => effects.drop_completion(completion),
+    fn poll_failed(&mut self, error: PollError, effects: &mut Effects) -> usize {
+        if self.broken.is_some() {
+            return 0;
         }
+        // After `NotInFlight`, one endpoint takes no more work, and its completions fail.
+        if !matches!(error, PollError::NotInFlight { .. }) {
+            self.fail_all(&Ended::Failed(Arc::new(error.into())), effects);
+        }
+        1
     }
 
     /// Ends all connections, since the queue or its driver no longer works.
@@ -256,10 +253,9 @@ impl<S: Sharing> State<S> {
         let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else { return };
         member.end(&Ended::Closed, effects);
         for slot in member.take_slots() {
-            match self.slots.complete(slot, None) {
+            match self.slots.complete(slot, Done::Removed) {
                 Finished::Wake(waker) => effects.wake(waker),
-                Finished::Drop(Some(completion)) => effects.drop_completion(completion),
-                Finished::Drop(None) => {}
+                Finished::Drop(done) => effects.drop_done(done),
             }
         }
         member.inbox.drain(..).for_each(|message| effects.drop_completion(message));
@@ -297,21 +293,81 @@ impl<S: Sharing> State<S> {
     }
 }
 
+/// Hands completions to the tasks that wait for them.
+struct Delivery<'a, S: Sharing> {
+    members: &'a mut Vec<Option<Box<Member<S>>>>,
+    slots: &'a mut Slots<Done>,
+    counts: &'a mut Counts,
+    effects: &'a mut Effects,
+}
+
+impl<S: Sharing> Delivery<'_, S> {
+    #[inline(always)]
+    fn deliver(&mut self, key: EndpointKey, completion: Completion) {
+        let member = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
+        let Some(member) = member.filter(|member| member.key == key) else {
+            self.effects.drop_completion(completion);
+            return;
+        };
+        if completion.status != WcStatus::SUCCESS {
+            return self.deliver_failed(key, completion);
+        }
+        if completion.id.is_receive() {
+            self.counts.received += 1;
+            member.inbox.push_back(completion);
+            if let Some(waker) = member.readers.notify() {
+                self.effects.wake(waker);
+            }
+            return;
+        }
+        self.counts.completed += 1;
+        let slot = member.completed(completion.id.sequence());
+        match self.slots.complete(slot, Done::of(completion)) {
+            Finished::Wake(waker) => self.effects.wake(waker),
+            Finished::Drop(done) => self.effects.drop_done(done),
+        }
+        if let Some(waker) = member.room.notify() {
+            self.effects.wake(waker);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn deliver_failed(&mut self, key: EndpointKey, completion: Completion) {
+        self.counts.failed += 1;
+        let Some(member) = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else { return };
+        let is_operation = !completion.id.is_receive() && completion.operation != rdma_safe::Operation::Keepalive;
+        let sequence = completion.id.sequence();
+        let Err(failed) = completion.ok() else { return };
+        if member.ended.is_none() {
+            let ended = Ended::of(&failed);
+            member.end(&ended, self.effects);
+        }
+        if !is_operation {
+            return self.effects.drop_done(Done::Failed(failed));
+        }
+        match self.slots.complete(member.completed(sequence), Done::Failed(failed)) {
+            Finished::Wake(waker) => self.effects.wake(waker),
+            Finished::Drop(done) => self.effects.drop_done(done),
+        }
+    }
+}
+
 /// Posts an operation to a connection that has room.
 #[inline(always)]
-fn post_to<S: Sharing>(
+fn post_to<S: Sharing, R: Request>(
     set: &mut EndpointSet,
     member: &mut Member<S>,
-    slots: &mut Slots<Option<Completion>>,
+    slots: &mut Slots<Done>,
     counts: &mut Counts,
-    work: Work<'static>,
+    request: R,
     awaited: bool,
     waker: Waker,
-) -> (Posted, Option<Waker>) {
+) -> (Posted<R>, Option<Waker>) {
     let Some(mut endpoint) = set.endpoint(member.key) else {
-        return (Posted::Failed(refuse(work, Error::Closed)), Some(waker));
+        return (Posted::Failed(refuse(request, Error::Closed)), Some(waker));
     };
-    match endpoint.post(work) {
+    match request.post(&mut endpoint) {
         Ok(id) => {
             let (slot, unused) = if awaited { (slots.insert(waker), None) } else { (Slot::NONE, Some(waker)) };
             member.posted(id.sequence(), slot);
@@ -324,7 +380,7 @@ fn post_to<S: Sharing>(
 
 /// Returns the memory of work that is not posted.
 #[cold]
-fn refuse(work: Work<'static>, error: Error) -> Failed {
-    let (buffer, list) = work.into_memory();
+fn refuse<R: Request>(request: R, error: Error) -> Failed {
+    let (buffer, list) = request.into_memory();
     Failed { error, buffer, list }
 }

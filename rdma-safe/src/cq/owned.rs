@@ -1,5 +1,7 @@
 //! Polling for an endpoint, or a set of endpoints, that owns its completion queue.
 //!
+//! [`EndpointSet::poll_each`](crate::EndpointSet::poll_each) and its like call a function of the user during a poll, on purpose.
+//!
 //! The owner drops no queue pair that completes to the queue during a poll. So the polling thread need not be recorded.
 //!
 //! # Code of the user during a poll
@@ -18,8 +20,11 @@
 //!   these with locks of their own, and take the lock of this queue for none of them.
 //! - If it panics, the open poll ends when the stack unwinds.
 
+use rdma_sys::ibv_next_poll;
+
 use super::poller::Started;
 use super::{CompletionQueue, PollError, WcFields, WorkCompletion};
+use crate::branch::rare;
 
 /// An open poll of an extended queue: between start_poll and end_poll, positioned on a completion.
 pub(crate) struct OpenPoll(Started);
@@ -35,9 +40,30 @@ impl OpenPoll {
         // contract.
         unsafe { WorkCompletion::extended(self.0.raw(), fields) }
     }
+
+    /// Moves on to the next completion. Returns whether there is one; if not, this value has to be dropped.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Result<bool, PollError> {
+        // SAFETY: this is between start_poll and end_poll. A provider with start_poll has next_poll.
+        let result = unsafe { ibv_next_poll(self.0.raw().as_ptr()) };
+        if result == 0 {
+            return Ok(true);
+        }
+        if result == libc::ENOENT {
+            return Ok(false);
+        }
+        rare();
+        Err(PollError::from_provider(result))
+    }
 }
 
 impl CompletionQueue {
+    /// Whether one poll can take several completions: the queue is extended, and its provider has no fault in `ibv_next_poll`.
+    #[inline(always)]
+    pub(crate) fn takes_several(&self) -> bool {
+        self.is_extended() && !self.one_per_poll
+    }
+
     /// Starts a poll of the next completion, if there is one.
     ///
     /// # Safety

@@ -31,6 +31,7 @@ mod multicast;
 mod newer_operations;
 mod panics;
 mod pending_sends;
+mod poll_each;
 mod queries;
 mod queue_pair_options;
 mod quirks;

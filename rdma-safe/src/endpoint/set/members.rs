@@ -1,14 +1,14 @@
 //! Endpoints of a set, found by their keys and by their queue pair numbers.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::EndpointKey;
 use super::backlog::{Backlog, Backlogs};
+use super::qp_numbers::{Owner, QpNumbers};
 use crate::endpoint::completion::{Completion, Operation};
 use crate::endpoint::keepalive::{Check, Keepalive};
-use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
+use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast, take_plain};
 use crate::endpoint::{Live, Poster};
 use crate::mr::Piece;
 use crate::qp::QpId;
@@ -19,7 +19,7 @@ use crate::{Buffer, PollError, WcFlags, WcStatus, WorkCompletion, srq};
 pub(super) struct Members {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    by_qp_num: HashMap<u32, Owner, BuildHasherDefault<QpNumHasher>>,
+    by_qp_num: QpNumbers,
     /// Slots whose endpoints have work to hand out, each once. Has capacity for all slots.
     ready: VecDeque<u32>,
     /// Receives of pools that completed while an endpoint was removed, and messages beyond a share.
@@ -62,14 +62,6 @@ fn lacks_reply_room(poster: &Poster) -> bool {
     !poster.poisoned && poster.live.sends.would_refuse()
 }
 
-/// The owner of a queue pair number.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Owner {
-    Slot(u32),
-    /// An endpoint that was removed or is being removed.
-    Removed,
-}
-
 /// An endpoint that is being removed.
 struct Removal {
     number: u32,
@@ -99,7 +91,7 @@ impl Members {
         EndpointKey { index, id }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&mut self, key: EndpointKey) -> Option<&mut Poster> {
         let slot = self.slots.get_mut(key.index as usize)?;
         if slot.id == key.id { slot.poster.as_deref_mut() } else { None }
@@ -161,25 +153,33 @@ impl Members {
 
     /// Forgets the number of a destroyed queue pair, all of whose completions have been polled.
     pub(super) fn forget_qp(&mut self, number: u32) {
-        self.by_qp_num.remove(&number);
+        self.by_qp_num.remove(number);
     }
 
     /// Whether the number belonged to a removed endpoint whose completions may still be in the queue.
     pub(super) fn was_removed(&self, number: u32) -> bool {
-        self.by_qp_num.get(&number) == Some(&Owner::Removed)
+        self.by_qp_num.owner(number) == Some(Owner::Removed)
     }
 
     /// Ends a batch that the user of an endpoint has forgotten.
-    #[inline]
+    #[inline(always)]
     pub(super) fn end_forgotten_batch(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let Some(poster) = slot.poster.as_deref_mut() else { return };
         // An open batch shuts the gate. If the gate is shut for another reason, this call is harmless.
         if !poster.gates.poll {
-            poster.open_gates();
-            if poster.has_completed() && !std::mem::replace(&mut slot.is_ready, true) {
-                self.ready.push_back(index);
-            }
+            self.open_gates(index);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn open_gates(&mut self, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let Some(poster) = slot.poster.as_deref_mut() else { return };
+        poster.open_gates();
+        if poster.has_completed() && !std::mem::replace(&mut slot.is_ready, true) {
+            self.ready.push_back(index);
         }
     }
 
@@ -189,13 +189,25 @@ impl Members {
         self.ready.is_empty() && self.deferred.is_empty()
     }
 
+    /// The fast path of a poll of several, for endpoints without a pool: [`take_plain`].
+    #[inline(always)]
+    pub(super) fn take_plain(&mut self, found: &WorkCompletion<'_>) -> Option<(EndpointKey, Completion)> {
+        let index = self.by_qp_num.slot(found.qp_num()?)?;
+        let Slot { poster: Some(poster), id, .. } = self.slots.get_mut(index as usize)? else { return None };
+        if !poster.gates.poll || poster.live.pool.is_some() {
+            return None;
+        }
+        let Live { sends, receives, .. } = &mut poster.live;
+        Some((EndpointKey { index, id: *id }, take_plain(sends, receives, found)?))
+    }
+
     /// The fast path: the oldest work of its ring or a receive of a pool has succeeded.
     ///
     /// Any other completion is returned, with nothing changed. Nothing may be left to hand out.
     #[inline(always)]
     pub(super) fn take_fast<S: CurrentCompletion>(&mut self, current: S) -> Result<(EndpointKey, Completion), S> {
         let found = current.completion();
-        let Some(Owner::Slot(index)) = found.qp_num().and_then(|number| self.by_qp_num.get(&number).copied()) else {
+        let Some(index) = found.qp_num().and_then(|number| self.by_qp_num.slot(number)) else {
             return Err(current);
         };
         let Some(Slot { poster: Some(poster), id, .. }) = self.slots.get_mut(index as usize) else {
@@ -208,10 +220,8 @@ impl Members {
         let Live { sends, receives, pool, keepalive, .. } = &mut poster.live;
         let ticket = found.wr_id();
         let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(ticket)) else {
-            return match take_fast(sends, receives, current, |completion| completion) {
-                Ok(completion) => Ok((key, completion)),
-                Err((current, _)) => Err(current),
-            };
+            let taken = take_fast(sends, receives, current, |completion| (key, completion));
+            return taken.map_err(|(current, _)| current);
         };
         // A write that consumes a receive carries immediate data, so receives without it need no check of their opcode.
         if found.status() != WcStatus::SUCCESS || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
@@ -235,7 +245,7 @@ impl Members {
     pub(super) fn record(&mut self, found: WorkCompletion<'_>) -> Result<(), PollError> {
         self.last_recorded = None;
         let wr_id = found.wr_id();
-        let owner = found.qp_num().and_then(|number| self.by_qp_num.get(&number).copied());
+        let owner = found.qp_num().and_then(|number| self.by_qp_num.owner(number));
         let index = match owner {
             None => return Err(PollError::NotInFlight { wr_id }),
             Some(Owner::Removed) => {
@@ -379,26 +389,5 @@ impl Members {
     pub(super) fn keys(&self) -> impl Iterator<Item = EndpointKey> + '_ {
         let keys = self.slots.iter().zip(0..).filter(|(slot, _)| slot.poster.is_some());
         keys.map(|(slot, index)| EndpointKey { index, id: slot.id })
-    }
-}
-
-/// Hashes queue pair numbers, which a device mostly assigns consecutively.
-#[derive(Default)]
-struct QpNumHasher(u64);
-
-impl Hasher for QpNumHasher {
-    #[inline]
-    fn write_u32(&mut self, number: u32) {
-        // 2^64 divided by the golden ratio.
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
-    }
-
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.0
     }
 }

@@ -6,6 +6,7 @@ mod lent;
 mod members;
 mod poll;
 mod provisional;
+mod qp_numbers;
 mod room;
 mod schedule;
 
@@ -181,7 +182,7 @@ impl EndpointSet {
 
     /// Lends an endpoint; `None` if it was removed.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn endpoint(&mut self, key: EndpointKey) -> Option<EndpointMut<'_>> {
         self.settle_provisional();
         if self.lent != Some(key.index) {
@@ -202,7 +203,7 @@ impl EndpointSet {
 
     /// Ends a forgotten batch of the endpoint that was lent last. Some providers lock both queues while a batch is
     /// open.
-    #[inline]
+    #[inline(always)]
     fn end_forgotten_batch(&mut self) {
         if let Some(index) = self.lent.take() {
             self.members.end_forgotten_batch(index);

@@ -33,9 +33,8 @@ impl EndpointSet {
             return self.poll_slowly();
         }
         if self.cq.is_extended() {
-            // SAFETY: the queue is extended. It is polled only here and in `poll_queue`, and each of these polls is ended.
-            // Only queue pairs of this set complete to it. None of them is modified or destroyed here, nor by code of the user,
-            // which cannot reach them while this set is borrowed (see `cq/owned.rs`).
+            // SAFETY: the queue is extended. It is polled only here, in `poll_each` and in `poll_queue`, and each of these polls is
+            // ended. Only queue pairs of this set complete to it, and none of them is modified or destroyed here.
             let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(None) };
             return match self.members.take_fast(SetCompletion(open)) {
                 Ok(taken) => Ok(Some(taken)),
@@ -51,6 +50,66 @@ impl EndpointSet {
                 self.poll_slowly()
             }
         }
+    }
+
+    /// Takes completed work, at most `max` pieces, and passes each to `f`. Never waits. Returns their number.
+    ///
+    /// For one piece it costs as much as [`EndpointSet::poll`], and less for each further one: the provider is asked once for
+    /// all. The provider may hold a lock while `f` runs, so `f` should only store what it is given.
+    ///
+    /// # Errors
+    /// Like [`EndpointSet::poll`]. The pieces before the error have been passed to `f`.
+    #[inline(always)]
+    pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(EndpointKey, Completion)) -> Result<usize, PollError> {
+        self.settle_provisional();
+        self.end_forgotten_batch();
+        let checks = self.schedule.count();
+        if checks || self.records_all || !self.members.is_idle() || !self.cq.takes_several() || max == 0 {
+            return self.poll_rest(max, 0, checks, &mut f);
+        }
+        // SAFETY: as in `poll`. What `f` may do is in the documentation of `cq::owned`.
+        let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(0) };
+        let mut open = SetCompletion(open);
+        let mut taken = 0;
+        while let Some((key, completion)) = self.members.take_plain(&open.completion()) {
+            f(key, completion);
+            taken += 1;
+            if taken == max || !open.0.next()? {
+                return Ok(taken);
+            }
+        }
+        let found = self.members.record(open.completion());
+        drop(open);
+        found?;
+        self.poll_rest(max, taken, false, &mut f)
+    }
+
+    /// The rest of [`EndpointSet::poll_each`], one completion at a time. `checks`: it first checks peers.
+    // `f` is not a type parameter, so that the compiler inlines it where it is called for most completions.
+    #[cold]
+    #[inline(never)]
+    fn poll_rest(
+        &mut self,
+        max: usize,
+        mut taken: usize,
+        checks: bool,
+        f: &mut dyn FnMut(EndpointKey, Completion),
+    ) -> Result<usize, PollError> {
+        if checks && taken < max {
+            match self.poll_and_check_peers()? {
+                Some((key, completion)) => f(key, completion),
+                None => return Ok(taken),
+            }
+            taken += 1;
+        }
+        while taken < max {
+            match self.poll()? {
+                Some((key, completion)) => f(key, completion),
+                None => break,
+            }
+            taken += 1;
+        }
+        Ok(taken)
     }
 
     /// Reads the clock, and checks some of the peers whose time it is.

@@ -1,0 +1,84 @@
+//! What an operation does.
+
+use std::marker::PhantomData;
+
+use rdma_safe::endpoint::{EndpointMut, Rejected};
+use rdma_safe::{Buffer, Gather, RemoteMemory, Work, WorkId};
+
+use crate::driver::state::Done;
+
+/// What an [`Operation`](crate::Operation) does. Only types of this crate implement this trait.
+pub trait Request: sealed::Sealed {
+    /// The memory that the operation returns: a [`Buffer`] or a [`Gather`].
+    type Memory;
+
+    /// Posts the work.
+    #[doc(hidden)]
+    fn post(self, endpoint: &mut EndpointMut<'_>) -> Result<WorkId, Rejected>;
+
+    /// The memory of a request that is not posted.
+    #[doc(hidden)]
+    fn into_memory(self) -> (Option<Buffer>, Option<Gather>);
+
+    /// The memory of completed work; `None` if it had other memory.
+    #[doc(hidden)]
+    fn memory(done: Done) -> Option<Self::Memory>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A send of one buffer.
+#[derive(Debug)]
+pub struct SendOne(pub(crate) Buffer);
+
+/// A write of one buffer.
+#[derive(Debug)]
+pub struct WriteOne(pub(crate) Buffer, pub(crate) RemoteMemory);
+
+/// A read into one buffer.
+#[derive(Debug)]
+pub struct ReadOne(pub(crate) Buffer, pub(crate) RemoteMemory);
+
+/// Any other operation on one buffer.
+#[derive(Debug)]
+pub struct OneBuffer(pub(crate) Work<'static>);
+
+/// An operation on a list of buffers.
+#[derive(Debug)]
+pub struct List(pub(crate) Work<'static>, pub(crate) PhantomData<Gather>);
+
+macro_rules! requests {
+    ($($name:ty: $memory:ty, |$request:ident, $endpoint:ident| $post:expr, $into:expr;)+) => {$(
+        impl sealed::Sealed for $name {}
+
+        impl Request for $name {
+            type Memory = $memory;
+
+            #[inline(always)]
+            fn post(self, $endpoint: &mut EndpointMut<'_>) -> Result<WorkId, Rejected> {
+                let $request = self;
+                $post
+            }
+
+            fn into_memory(self) -> (Option<Buffer>, Option<Gather>) {
+                let $request = self;
+                $into
+            }
+
+            #[inline(always)]
+            fn memory(done: Done) -> Option<$memory> {
+                done.into()
+            }
+        }
+    )+};
+}
+
+requests! {
+    SendOne: Buffer, |request, endpoint| endpoint.send(request.0), (Some(request.0), None);
+    WriteOne: Buffer, |request, endpoint| endpoint.write(request.0, request.1), (Some(request.0), None);
+    ReadOne: Buffer, |request, endpoint| endpoint.read(request.0, request.1), (Some(request.0), None);
+    OneBuffer: Buffer, |request, endpoint| endpoint.post(request.0), request.0.into_memory();
+    List: Gather, |request, endpoint| endpoint.post(request.0), request.0.into_memory();
+}
