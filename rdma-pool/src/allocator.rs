@@ -30,7 +30,10 @@ pub(crate) enum Shortage<E> {
 pub(crate) type Turn<'a, B, S> = Result<(B, usize), Waiting<'a, B, S>>;
 
 /// Blocks by budget and class.
-pub(crate) struct Allocator<B, S> {
+///
+/// In a forked child, other threads of the parent hold locks for ever and may have been changing what these protect. An inherited
+/// allocator and places in its queue may be dropped there. All other calls require [`Allocator::is_inherited`] to be false.
+pub(crate) struct Allocator<B, S: Source<B>> {
     state: Mutex<State<B>>,
     /// Held by the thread that makes an arena, and the current step in bytes.
     step: Mutex<usize>,
@@ -78,12 +81,15 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let state = State {
             heaps: shares.into_iter().chain([common]).map(Heap::new).collect(),
             queues: Queues::new(BUDGETS),
-            waiting: 0,
-            caches: Vec::new(),
-            used: [0; HEAPS],
-            counts: Counts::default(),
+            ..State::default()
         };
         Allocator { state: Mutex::new(state), step: Mutex::new(step), source }
+    }
+
+    /// Whether this process was forked after the allocator was made.
+    #[inline(always)]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.source.is_inherited()
     }
 
     /// Makes the arenas of the shares, once.
@@ -194,6 +200,13 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
     pub(crate) fn largest(&self, budget: usize) -> usize {
         let state = lock(&self.state);
         state.heaps[budget].capacity().max(state.heaps[COMMON].limit())
+    }
+
+    /// Calls `run` with all locks held.
+    #[cfg(test)]
+    pub(crate) fn locked(&self, run: impl FnOnce()) {
+        let (_step, _state) = (lock(&self.step), lock(&self.state));
+        run();
     }
 
     /// Whether all blocks have returned to the heaps and make up whole arenas again.
@@ -324,6 +337,14 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
     }
 }
 
+impl<B> Default for State<B> {
+    /// A state without heaps.
+    fn default() -> Self {
+        let counts = Counts::default();
+        State { heaps: Vec::new(), queues: Queues::new(0), waiting: 0, caches: Vec::new(), used: [0; HEAPS], counts }
+    }
+}
+
 impl<B: Block> State<B> {
     fn take(&mut self, budget: usize, class: usize) -> Option<(B, usize)> {
         take(&mut self.heaps, budget, class)
@@ -376,7 +397,7 @@ impl<B: Block, S: Source<B>> Waiting<'_, B, S> {
 
 impl<B: Block, S: Source<B>> Drop for Waiting<'_, B, S> {
     fn drop(&mut self) {
-        let Some(waiter) = self.waiter.take() else { return };
+        let Some(waiter) = self.waiter.take().filter(|_| !self.allocator.is_inherited()) else { return };
         let mut state = lock(&self.allocator.state);
         if state.queues.remove(self.budget, &waiter) {
             state.waiting -= 1;
@@ -389,8 +410,13 @@ impl<B: Block, S: Source<B>> Drop for Waiting<'_, B, S> {
     }
 }
 
-impl<B, S> Drop for Allocator<B, S> {
+impl<B, S: Source<B>> Drop for Allocator<B, S> {
     fn drop(&mut self) {
+        if self.source.is_inherited() {
+            // The state may be half changed.
+            std::mem::forget(std::mem::replace(&mut self.state, Mutex::new(State::default())));
+            return;
+        }
         // Threads may keep their caches for longer.
         for cache in lock(&self.state).caches.drain(..) {
             let blocks = cache.lock().close();

@@ -42,6 +42,9 @@ pub(crate) trait Source<B> {
     /// Makes an arena of `len` bytes for a heap.
     fn arena(&self, len: usize, heap: usize) -> Result<B, Self::Error>;
 
+    /// Whether this process was forked after the source was made. The arenas then belong to the parent.
+    fn is_inherited(&self) -> bool;
+
     /// Whether a shorter arena may succeed after this error.
     fn is_limit(error: &Self::Error) -> bool;
 }

@@ -29,6 +29,12 @@ pub enum Error {
         /// The longest block in bytes.
         largest: usize,
     },
+    /// The pool was built in the parent of this process, see [After a fork](crate#after-a-fork).
+    #[error(
+        "the pool was built before this process was forked, and belongs to the parent: open the device and build a pool in this \
+         process"
+    )]
+    Inherited,
     /// An arena could not be registered.
     #[error("cannot register an arena of the pool: {0}")]
     Register(#[source] rdma_safe::Error),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use rdma_safe::error::Verb;
 use rdma_safe::{Buffer, ProtectionDomain};
 
 use crate::allocator::{Allocator, BUDGETS, Shortage, Waiting};
@@ -94,6 +95,10 @@ impl PoolBuilder {
     pub fn build(self) -> Result<Pool> {
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
         let PoolBuilder { pd, shares, common, step, huge_pages } = self;
+        local::watch_forks().map_err(|errno| {
+            let device = pd.context().device_name().to_owned();
+            Error::Register(rdma_safe::Error::Verb { verb: Verb::PthreadAtfork, device, errno })
+        })?;
         let shared = Arc::new_cyclic(|pool| {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
             let source = Arenas { pd, huge_pages, pool: Weak::clone(pool), number };
@@ -117,7 +122,7 @@ pub(crate) struct Shared {
 /// Cloning gives another handle of the same pool. The last handle deregisters all arenas that have no buffers in use. Each
 /// of the others is deregistered with its last buffer.
 #[derive(Clone)]
-pub struct Pool(Arc<Shared>);
+pub struct Pool(pub(crate) Arc<Shared>);
 
 impl Pool {
     /// Starts building a pool of memory that is registered in `pd`.
@@ -130,7 +135,8 @@ impl Pool {
     /// Its capacity is [`block_size(len)`](crate::block_size). Its bytes are those of earlier users. May register an arena.
     ///
     /// # Errors
-    /// [`Error::Exhausted`], also while others wait in the same budget; [`Error::TooLong`]; [`Error::Register`].
+    /// [`Error::Exhausted`], also while others wait in the same budget; [`Error::TooLong`]; [`Error::Register`];
+    /// [`Error::Inherited`].
     #[inline]
     pub fn try_get(&self, budget: Budget, len: usize) -> Result<Buffer> {
         match self.cached(budget, len) {
@@ -141,6 +147,7 @@ impl Pool {
 
     #[cold]
     fn try_allocate(&self, budget: Budget, len: usize) -> Result<Buffer> {
+        self.require_own()?;
         let class = self.class(budget, len)?;
         let found = with_cache(&self.0, |cache| self.0.allocator.try_take(cache, budget as usize, class));
         match found {
@@ -154,11 +161,12 @@ impl Pool {
     /// The callers of a budget get their buffers in order of arrival, blocking or not.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] after the timeout; [`Error::TooLong`]; [`Error::Register`].
+    /// [`Error::Exhausted`] after the timeout; [`Error::TooLong`]; [`Error::Register`]; [`Error::Inherited`].
     pub fn get(&self, budget: Budget, len: usize, timeout: Duration) -> Result<Buffer> {
         if let Some(buffer) = self.cached(budget, len) {
             return Ok(buffer);
         }
+        self.require_own()?;
         let class = self.class(budget, len)?;
         let found = match self.take_or_queue(budget, len, class, None)? {
             Ok(found) => Some(found),
@@ -173,10 +181,19 @@ impl Pool {
         Get { pool: self, budget, len, waiting: None }
     }
 
-    /// Bytes of each heap and counts of events.
+    /// Bytes of each heap and counts of events. All are zero in a forked child that has inherited the pool.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        Statistics::new(self.0.allocator.statistics())
+        match self.0.allocator.is_inherited() {
+            true => Statistics::default(),
+            false => Statistics::new(self.0.allocator.statistics()),
+        }
+    }
+
+    /// Returns an error in a forked child that has inherited the pool.
+    #[inline]
+    fn require_own(&self) -> Result<()> {
+        if self.0.allocator.is_inherited() { Err(Error::Inherited) } else { Ok(()) }
     }
 
     fn class(&self, budget: Budget, len: usize) -> Result<usize> {
@@ -238,8 +255,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The future of [`Pool::get_async`]. Its output is a [`Buffer`], or [`Error::TooLong`] or [`Error::Register`], but never
-/// [`Error::Exhausted`].
+/// The future of [`Pool::get_async`]. Its output is a [`Buffer`] or an error of [`Pool::get`], but never [`Error::Exhausted`].
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Get<'a> {
     pool: &'a Pool,
@@ -253,6 +269,7 @@ impl Future for Get<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Get { pool, budget, len, .. } = *self;
+        pool.require_own()?;
         if let Some(waiting) = &mut self.waiting {
             return match waiting.poll(context) {
                 Some(found) => {

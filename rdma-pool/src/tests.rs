@@ -1,5 +1,6 @@
 //! Tests of the allocator with blocks that are only ranges.
 
+mod fork;
 mod random;
 mod threads;
 
@@ -83,6 +84,10 @@ impl Source<Range> for Ranges {
         }
         let arena = self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Range::new(arena, 0, len, Arc::clone(&self.alive)))
+    }
+
+    fn is_inherited(&self) -> bool {
+        false
     }
 
     fn is_limit(_: &Locked) -> bool {

@@ -53,7 +53,9 @@ unsafe impl ReadOnly for Leased {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.of.regions.give_back(self.bytes);
+        if !self.of.is_inherited() {
+            self.of.regions.give_back(self.bytes);
+        }
     }
 }
 
@@ -91,6 +93,7 @@ impl RegistrationCache {
     /// As for [`RegistrationCache::register`].
     pub fn register_bytes(&self, bytes: Bytes) -> Result<SharedBuffer, RegistrationError> {
         let inner = &self.0;
+        inner.require_own()?;
         let len = bytes.len();
         let register = || {
             let leased = Leased { handle: bytes.clone(), lease: Lease { of: Arc::clone(inner), bytes: len } };

@@ -11,6 +11,9 @@ pub(crate) trait References: Clone {
 }
 
 /// A cache that many threads share. Values are made and dropped outside of its lock.
+///
+/// In a forked child, other threads of the parent may hold the lock for ever and may have been changing the entries. An inherited
+/// cache must not be used there, and dropped only after [`Lru::leak`].
 pub(crate) struct Lru<K, V> {
     entries: Mutex<Entries<K, V>>,
     limit: usize,
@@ -65,9 +68,7 @@ pub(crate) enum Failed<E> {
 
 impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
     pub(crate) fn new(limit: usize) -> Self {
-        let entries =
-            Entries { by_key: HashMap::new(), by_use: BTreeMap::new(), now: 0, bytes: 0, counts: Counts::default() };
-        Lru { entries: Mutex::new(entries), limit }
+        Lru { entries: Mutex::new(Entries::new()), limit }
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -163,6 +164,18 @@ impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
         before - entries.bytes
     }
 
+    /// Forgets all entries, which another thread may have been changing at a fork.
+    pub(crate) fn leak(&mut self) {
+        std::mem::forget(std::mem::replace(&mut self.entries, Mutex::new(Entries::new())));
+    }
+
+    /// Calls `run` with the lock held.
+    #[cfg(test)]
+    pub(crate) fn locked(&self, run: impl FnOnce()) {
+        let _entries = self.lock();
+        run();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Entries<K, V>> {
         // No code of others runs under the lock except for `Hash` and `Eq` of the keys, which are the caller's module's.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,6 +194,10 @@ impl<K: Copy + Eq + Hash, V: References> Drop for Reservation<'_, K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V: References> Entries<K, V> {
+    fn new() -> Self {
+        Entries { by_key: HashMap::new(), by_use: BTreeMap::new(), now: 0, bytes: 0, counts: Counts::default() }
+    }
+
     fn hit(&mut self, key: &K) -> Option<V> {
         let value = self.reuse(key)?;
         self.counts.hits += 1;

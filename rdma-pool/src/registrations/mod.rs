@@ -2,7 +2,7 @@
 
 #[cfg(feature = "bytes")]
 mod handles;
-mod lru;
+pub(crate) mod lru;
 mod memory;
 
 use std::fmt;
@@ -49,17 +49,25 @@ pub use memory::SharedMemory;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct RegistrationCache(Arc<Inner>);
+pub struct RegistrationCache(pub(crate) Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     pd: ProtectionDomain,
-    regions: Lru<Key, SharedBuffer>,
+    pub(crate) regions: Lru<Key, SharedBuffer>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.is_inherited() {
+            self.regions.leak();
+        }
+    }
 }
 
 /// Identity of the memory of an `Arc` that the entry keeps alive: its allocation, and the start and length of its bytes.
 ///
 /// The start and the length are the same for all uses of an allocation, unless `Arc::from_raw` has changed the type.
-type Key = (usize, usize, usize);
+pub(crate) type Key = (usize, usize, usize);
 
 impl RegistrationCache {
     /// Creates a cache of registrations with `pd` of at most `limit` bytes.
@@ -77,9 +85,11 @@ impl RegistrationCache {
     ///
     /// # Errors
     /// [`RegistrationError::Full`] while too much is in use: wait for completions, drop their buffers, and try again.
-    /// [`RegistrationError::Register`] with the reason of the kernel, or with [`Error::EmptyRegion`] for no bytes.
+    /// [`RegistrationError::Register`] with the reason of the kernel, with [`Error::EmptyRegion`] for no bytes, or with
+    /// [`Error::Inherited`] in a forked child.
     pub fn register<T: SharedMemory + ?Sized>(&self, owner: &Arc<T>) -> Result<SharedBuffer, RegistrationError> {
         let inner = &*self.0;
+        inner.require_own()?;
         let bytes = owner.bytes();
         let register = || inner.pd.share(Owner(Arc::clone(owner))).map_err(Error::from);
         let region = inner.regions.get(key(owner), bytes.len(), register, is_limit);
@@ -88,12 +98,12 @@ impl RegistrationCache {
 
     /// Deregisters the bytes of `owner` and drops the clone of it, unless they are in use. Returns whether it did.
     pub fn evict<T: SharedMemory + ?Sized>(&self, owner: &Arc<T>) -> bool {
-        self.0.regions.evict(&key(owner))
+        !self.0.is_inherited() && self.0.regions.evict(&key(owner))
     }
 
     /// Deregisters all memory that is not in use. Returns its bytes.
     pub fn clear(&self) -> usize {
-        self.0.regions.clear()
+        if self.0.is_inherited() { 0 } else { self.0.regions.clear() }
     }
 
     /// The domain of the registrations.
@@ -108,9 +118,12 @@ impl RegistrationCache {
         self.0.regions.limit()
     }
 
-    /// Counts since the cache was created, and its present size.
+    /// Counts since the cache was created, and its present size. All are zero in a forked child that has inherited the cache.
     #[must_use]
     pub fn statistics(&self) -> RegistrationStatistics {
+        if self.0.is_inherited() {
+            return RegistrationStatistics::default();
+        }
         let (counts, usage) = (self.0.regions.counts(), self.0.regions.usage());
         RegistrationStatistics {
             hits: counts.hits,
@@ -134,6 +147,19 @@ impl fmt::Debug for RegistrationCache {
 }
 
 impl Inner {
+    /// Whether this process was forked after the device was opened.
+    fn is_inherited(&self) -> bool {
+        self.pd.context().is_inherited()
+    }
+
+    fn require_own(&self) -> Result<(), RegistrationError> {
+        if self.is_inherited() {
+            let object = self.pd.context().device_name().into();
+            return Err(RegistrationError::Register(Error::Inherited { object }));
+        }
+        Ok(())
+    }
+
     fn error(&self, failed: Failed<Error>, len: usize) -> RegistrationError {
         match failed {
             Failed::Full { pinned } => RegistrationError::Full { len, in_use: pinned, limit: self.regions.limit() },
@@ -189,7 +215,7 @@ pub enum RegistrationError {
 }
 
 /// Counts of a [`RegistrationCache`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct RegistrationStatistics {
     /// Uses that found a registration.

@@ -55,6 +55,10 @@ impl Source<Range> for Ranges {
         Ok(Range { start: 0, len })
     }
 
+    fn is_inherited(&self) -> bool {
+        false
+    }
+
     fn is_limit(error: &Infallible) -> bool {
         match *error {}
     }
