@@ -128,6 +128,9 @@ impl Block for Buffer {
     }
 
     fn free(self) {
-        self.free();
+        // The arena has one of the types that `Arenas` registers. In a `Returned` it is not taken back.
+        if let Err(buffer) = Returned::<Arena<Pages>>::try_from(self) {
+            drop(Returned::<Arena<HugePages>>::try_from(buffer));
+        }
     }
 }

@@ -256,6 +256,10 @@ impl fmt::Debug for Pool {
 }
 
 /// The future of [`Pool::get_async`]. Its output is a [`Buffer`] or an error of [`Pool::get`], but never [`Error::Exhausted`].
+///
+/// Poll it until it is ready, or drop it, which passes on its place in the queue, or its buffer. A pending future that is no longer
+/// polled keeps its place, and then the buffer that it is given, so callers behind it may wait as long. After
+/// [`std::mem::forget`] they may wait for ever: the pool cannot tell such a future from one whose task has not run yet.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Get<'a> {
     pool: &'a Pool,

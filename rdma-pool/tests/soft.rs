@@ -174,6 +174,21 @@ fn what_can_never_be_given_is_an_error_of_its_own() {
 }
 
 #[test]
+fn free_arenas_are_deregistered_for_a_longer_one() {
+    let pd = domain();
+    for (huge_pages, step) in [(true, 2 << 20), (false, 1 << 20)] {
+        let pool = builder(&pd).common(4 << 20).step(step).huge_pages(huge_pages).build().unwrap();
+        let parts: Vec<_> = std::iter::from_fn(|| pool.try_get(Budget::Bulk, 1 << 20).ok()).collect();
+        assert_eq!((parts.len(), pool.statistics().common().arenas), (4, (4 << 20) / step));
+        drop(parts);
+        let whole = pool.try_get(Budget::Bulk, 4 << 20).unwrap();
+        let common = pool.statistics().common();
+        assert_eq!((common.arenas, common.used, common.registered), (1, 4 << 20, 4 << 20));
+        drop(whole);
+    }
+}
+
+#[test]
 fn buffers_outlive_their_pool_and_parts_of_them_come_back() {
     let pd = domain();
     let pool = builder(&pd).build().unwrap();
