@@ -196,7 +196,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         (std::array::from_fn(usage), state.counts, state.waiting)
     }
 
-    /// Bytes of the largest block that `budget` can get.
+    /// Bytes of the longest arena that `budget` can use.
     pub(crate) fn largest(&self, budget: usize) -> usize {
         let state = lock(&self.state);
         state.heaps[budget].capacity().max(state.heaps[COMMON].limit())

@@ -16,7 +16,7 @@ use crate::arena::Arenas;
 use crate::cache::{COMMON, HEAPS};
 use crate::local::{self, with_cache};
 use crate::statistics::Statistics;
-use crate::{Error, Result, class};
+use crate::{Error, Result, block_size, class};
 
 type Buffers = Allocator<Buffer, Arenas>;
 
@@ -64,12 +64,31 @@ pub struct PoolBuilder {
 
 impl PoolBuilder {
     /// Guarantees `bytes` to a budget; by default none. They are registered when the pool is built.
+    ///
+    /// The share is rounded up to a [block size](crate::block_size), so it has room for a buffer of `bytes`. Each buffer takes a
+    /// block: twenty buffers of 100 bytes take twenty blocks of 112 bytes.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # rdma_safe::soft::install()?;
+    /// # let pd = rdma_safe::Device::first()?.open()?.alloc_pd()?;
+    /// use rdma_pool::{Budget, Pool, block_size};
+    ///
+    /// let block = block_size(100).expect("not above 64 MiB");
+    /// let pool = Pool::builder(&pd).share(Budget::Receives, 20 * block).common(0).build()?;
+    /// let receives: Vec<_> = std::iter::from_fn(|| pool.try_get(Budget::Receives, 100).ok()).collect();
+    /// assert!(receives.len() >= 20);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn share(mut self, budget: Budget, bytes: usize) -> Self {
-        self.shares[budget as usize] = bytes;
+        self.shares[budget as usize] = block_size(bytes).filter(|_| bytes > 0).unwrap_or(bytes);
         self
     }
 
     /// Limits the memory that all budgets use beyond their shares to `bytes`; by default 64 MiB. It is registered as needed.
+    ///
+    /// A limit is not rounded: a buffer of `bytes` fits only if that is a [block size](crate::block_size).
     pub fn common(mut self, bytes: usize) -> Self {
         self.common = bytes;
         self
@@ -228,8 +247,9 @@ impl Pool {
             .map_err(Error::Register)
     }
 
+    /// The size of the largest block that `budget` can get.
     fn largest(&self, budget: Budget) -> usize {
-        self.0.allocator.largest(budget as usize).min(class::MAX)
+        class::at_most(self.0.allocator.largest(budget as usize)).map_or(0, class::size)
     }
 
     #[cold]
