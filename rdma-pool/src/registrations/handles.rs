@@ -1,6 +1,7 @@
 //! `Bytes`, which have no identity: copied or registered for the life of their handle.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use rdma_safe::mr::ReadOnly;
@@ -81,6 +82,7 @@ impl RegistrationCache {
         }
         let mut copy = buffer(bytes.len()).map_err(PayloadError::Buffer)?;
         copy.fill_from(&bytes).map_err(PayloadError::Copy)?;
+        self.0.copied.fetch_add(1, Ordering::Relaxed);
         Ok(Payload::Copied(copy))
     }
 

@@ -42,6 +42,8 @@ struct Entry<V> {
 pub(crate) struct Counts {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
+    /// Values that were not to be cached.
+    pub(crate) uncached: u64,
     pub(crate) evictions: u64,
 }
 
@@ -98,7 +100,7 @@ impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
         if let Some(value) = self.lock().hit(&key) {
             return Ok(value);
         }
-        let value = self.reserve(bytes, make, is_limit)?;
+        let value = self.make(bytes, make, is_limit, |counts| &mut counts.misses)?;
         let mut entries = self.lock();
         if let Some(first) = entries.reuse(&key) {
             entries.bytes -= bytes;
@@ -111,15 +113,27 @@ impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
     }
 
     /// Makes a value of `bytes` bytes that is not cached. The bytes count until [`Lru::give_back`].
+    #[cfg(any(test, feature = "bytes"))]
     pub(crate) fn reserve<E>(
+        &self,
+        bytes: usize,
+        make: impl FnMut() -> Result<V, E>,
+        is_limit: impl Fn(&E) -> bool,
+    ) -> Result<V, Failed<E>> {
+        self.make(bytes, make, is_limit, |counts| &mut counts.uncached)
+    }
+
+    /// Makes a value whose bytes are reserved, and counts it.
+    fn make<E>(
         &self,
         bytes: usize,
         mut make: impl FnMut() -> Result<V, E>,
         is_limit: impl Fn(&E) -> bool,
+        count: impl FnOnce(&mut Counts) -> &mut u64,
     ) -> Result<V, Failed<E>> {
         let evicted = {
             let mut entries = self.lock();
-            entries.counts.misses += 1;
+            *count(&mut entries.counts) += 1;
             entries.reserve(bytes, self.limit).map_err(|pinned| Failed::Full { pinned })?
         };
         // Also gives the bytes back if an evicted owner or `make` panics.
@@ -330,7 +344,7 @@ mod tests {
         let first = rig.get(1, 10).ok().unwrap();
         let second = rig.get(1, 10).ok().unwrap();
         assert!(Rc::ptr_eq(&first, &second));
-        assert_eq!(rig.lru.counts(), Counts { hits: 1, misses: 1, evictions: 0 });
+        assert_eq!(rig.lru.counts(), Counts { hits: 1, misses: 1, ..Counts::default() });
         assert_eq!(rig.lru.usage(), Usage { entries: 1, bytes: 10, pinned: 10 });
         drop((first, second));
         assert_eq!(rig.lru.usage(), Usage { entries: 1, bytes: 10, pinned: 0 });
@@ -393,6 +407,7 @@ mod tests {
         let value = rig.lru.reserve(25, || Ok(rig.value(2)), |never: &Infallible| match *never {}).ok().unwrap();
         assert_eq!(rig.dropped(), [1]);
         assert_eq!(rig.lru.usage(), Usage { entries: 0, bytes: 25, pinned: 25 });
+        assert_eq!(rig.lru.counts(), Counts { misses: 1, uncached: 1, evictions: 1, ..Counts::default() });
         assert!(matches!(rig.get(3, 6), Err(Failed::Full { pinned: 25 })));
         drop(value);
         rig.lru.give_back(25);

@@ -7,6 +7,7 @@ mod memory;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_safe::mr::ReadOnly;
 use rdma_safe::{Errno, Error, ProtectionDomain, SharedBuffer};
@@ -54,6 +55,8 @@ pub struct RegistrationCache(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pd: ProtectionDomain,
     pub(crate) regions: Lru<Key, SharedBuffer>,
+    /// Calls of `payload` that copied.
+    copied: AtomicU64,
 }
 
 impl Drop for Inner {
@@ -75,7 +78,7 @@ impl RegistrationCache {
     /// The limit also counts registrations in use. `ulimit -l` limits those of all processes of the user together.
     #[must_use]
     pub fn new(pd: &ProtectionDomain, limit: usize) -> Self {
-        RegistrationCache(Arc::new(Inner { pd: pd.clone(), regions: Lru::new(limit) }))
+        RegistrationCache(Arc::new(Inner { pd: pd.clone(), regions: Lru::new(limit), copied: AtomicU64::new(0) }))
     }
 
     /// Registers the bytes of `owner`, unless they are registered already.
@@ -85,6 +88,7 @@ impl RegistrationCache {
     ///
     /// # Errors
     /// [`RegistrationError::Full`] while too much is in use: wait for completions, drop their buffers, and try again.
+    /// [`RegistrationError::TooLong`] if the bytes exceed the limit.
     /// [`RegistrationError::Register`] with the reason of the kernel, with [`Error::EmptyRegion`] for no bytes, or with
     /// [`Error::Inherited`] in a forked child.
     pub fn register<T: SharedMemory + ?Sized>(&self, owner: &Arc<T>) -> Result<SharedBuffer, RegistrationError> {
@@ -128,6 +132,8 @@ impl RegistrationCache {
         RegistrationStatistics {
             hits: counts.hits,
             misses: counts.misses,
+            uncached: counts.uncached,
+            copied: self.0.copied.load(Ordering::Relaxed),
             evictions: counts.evictions,
             regions: usage.entries,
             bytes: usage.bytes,
@@ -162,6 +168,9 @@ impl Inner {
 
     fn error(&self, failed: Failed<Error>, len: usize) -> RegistrationError {
         match failed {
+            Failed::Full { .. } if len > self.regions.limit() => {
+                RegistrationError::TooLong { len, limit: self.regions.limit() }
+            }
             Failed::Full { pinned } => RegistrationError::Full { len, in_use: pinned, limit: self.regions.limit() },
             Failed::Make(error) => RegistrationError::Register(error),
         }
@@ -198,14 +207,27 @@ impl References for SharedBuffer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrationError {
-    /// The registrations in use leave too few bytes of the limit. Completions free some of them, unless the memory is larger than
-    /// the limit.
-    #[error("{len} bytes exceed the limit of {limit} bytes of the registration cache, of which {in_use} are in use")]
+    /// The registrations in use leave too few bytes of the limit. Try again when some of them have been dropped.
+    #[error(
+        "{len} bytes do not fit into the registration cache now: {in_use} of its {limit} bytes are in use; drop completions, or \
+         raise the limit"
+    )]
     Full {
         /// Length of the memory in bytes.
         len: usize,
         /// Bytes of the registrations in use.
         in_use: usize,
+        /// Limit of the cache in bytes.
+        limit: usize,
+    },
+    /// The memory never fits into the cache.
+    #[error(
+        "{len} bytes are more than the registration cache may hold: raise the limit of {limit} bytes in RegistrationCache::new, or \
+         register the memory by ProtectionDomain::share"
+    )]
+    TooLong {
+        /// Length of the memory in bytes.
+        len: usize,
         /// Limit of the cache in bytes.
         limit: usize,
     },
@@ -222,6 +244,10 @@ pub struct RegistrationStatistics {
     pub hits: u64,
     /// Uses that found none.
     pub misses: u64,
+    /// Uses that registered `Bytes`, which the cache does not keep.
+    pub uncached: u64,
+    /// Payloads that were copied instead of registered.
+    pub copied: u64,
     /// Registrations removed for others, by [`RegistrationCache::evict`], or by [`RegistrationCache::clear`].
     pub evictions: u64,
     /// Cached registrations.
