@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Instant;
 
-use crate::block::{Block, Source};
+use crate::block::{Block, Source, Taken};
 use crate::cache::{Bins, COMMON, Cache, HEAPS, limit};
 use crate::class;
 use crate::heap::{BINNED, Heap};
@@ -26,8 +26,8 @@ pub(crate) enum Shortage<E> {
     Source(E),
 }
 
-/// A block and its heap, or a place in the queue.
-pub(crate) type Turn<'a, B, S> = Result<(B, usize), Waiting<'a, B, S>>;
+/// A block, or a place in the queue.
+pub(crate) type Turn<'a, B, S> = Result<Taken<B>, Waiting<'a, B, S>>;
 
 /// Blocks by budget and class.
 ///
@@ -127,14 +127,14 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         self.serve(state);
     }
 
-    /// A block of `class` for `budget`, and its heap, if there is one. Grows the common heap if necessary.
+    /// A block of `class` for `budget`, if there is one. Grows the common heap if necessary.
     #[cold]
     pub(crate) fn try_take(
         &self,
         cache: Option<&Cache<B>>,
         budget: usize,
         class: usize,
-    ) -> Result<(B, usize), Shortage<S::Error>> {
+    ) -> Result<Taken<B>, Shortage<S::Error>> {
         let found = self.take_or_grow(cache, budget, class);
         if let Err(Shortage::Exhausted) = found {
             lock(&self.state).counts.refused += 1;
@@ -220,7 +220,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         cache: Option<&Cache<B>>,
         budget: usize,
         class: usize,
-    ) -> Result<(B, usize), Shortage<S::Error>> {
+    ) -> Result<Taken<B>, Shortage<S::Error>> {
         if let Some(found) = self.take_from_heaps(cache, budget, class)? {
             return Ok(found);
         }
@@ -251,14 +251,14 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         cache: Option<&Cache<B>>,
         budget: usize,
         class: usize,
-    ) -> Result<Option<(B, usize)>, Shortage<S::Error>> {
+    ) -> Result<Option<Taken<B>>, Shortage<S::Error>> {
         let mut state = lock(&self.state);
         if !state.queues.is_empty(budget) {
             return Err(Shortage::Exhausted);
         }
         let Some(found) = state.take(budget, class) else { return Ok(None) };
-        let heap = found.1;
-        state.used[heap] = state.used[heap].wrapping_add(found.0.capacity());
+        let heap = found.heap;
+        state.used[heap] = state.used[heap].wrapping_add(found.block.capacity());
         if let (Some(cache), true) = (cache, class < BINNED && state.waiting == 0 && limit(class) > 1) {
             let mut more = Vec::with_capacity(limit(class) / 2);
             state.heaps[heap].take_many(class, limit(class) / 2, &mut more);
@@ -322,9 +322,9 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let mut wakers = Vec::new();
         let State { heaps, queues, waiting, used, .. } = &mut *state;
         let take = |budget: usize, class: usize| {
-            let (block, heap) = take(heaps, budget, class)?;
-            used[heap] = used[heap].wrapping_add(block.capacity());
-            Some((block, heap))
+            let taken = take(heaps, budget, class)?;
+            used[taken.heap] = used[taken.heap].wrapping_add(taken.block.capacity());
+            Some(taken)
         };
         let missing = queues.serve(take, |waker| {
             *waiting -= 1;
@@ -346,7 +346,7 @@ impl<B> Default for State<B> {
 }
 
 impl<B: Block> State<B> {
-    fn take(&mut self, budget: usize, class: usize) -> Option<(B, usize)> {
+    fn take(&mut self, budget: usize, class: usize) -> Option<Taken<B>> {
         take(&mut self.heaps, budget, class)
     }
 
@@ -367,8 +367,8 @@ impl<B: Block> State<B> {
 }
 
 /// A block of `class` from the heap of `budget`, or from the common heap.
-fn take<B: Block>(heaps: &mut [Heap<B>], budget: usize, class: usize) -> Option<(B, usize)> {
-    [budget, COMMON].into_iter().find_map(|heap| Some((heaps[heap].take(class)?, heap)))
+fn take<B: Block>(heaps: &mut [Heap<B>], budget: usize, class: usize) -> Option<Taken<B>> {
+    [budget, COMMON].into_iter().find_map(|heap| Some(Taken { block: heaps[heap].take(class)?, heap }))
 }
 
 /// A place in the queue of a budget. Dropping it gives up the place.
@@ -381,14 +381,14 @@ pub(crate) struct Waiting<'a, B: Block, S: Source<B>> {
 
 impl<B: Block, S: Source<B>> Waiting<'_, B, S> {
     /// Blocks the thread until it gets a block, or until `deadline` has passed.
-    pub(crate) fn wait(mut self, deadline: Option<Instant>) -> Option<(B, usize)> {
+    pub(crate) fn wait(mut self, deadline: Option<Instant>) -> Option<Taken<B>> {
         let found = self.waiter.as_ref()?.wait(deadline)?;
         self.waiter = None;
         Some(found)
     }
 
     /// The block, or registers the task to wake.
-    pub(crate) fn poll(&mut self, context: &Context<'_>) -> Option<(B, usize)> {
+    pub(crate) fn poll(&mut self, context: &Context<'_>) -> Option<Taken<B>> {
         let found = self.waiter.as_ref()?.take_or_register(context.waker())?;
         self.waiter = None;
         Some(found)
@@ -401,7 +401,7 @@ impl<B: Block, S: Source<B>> Drop for Waiting<'_, B, S> {
         let mut state = lock(&self.allocator.state);
         if state.queues.remove(self.budget, &waiter) {
             state.waiting -= 1;
-        } else if let Some((block, heap)) = waiter.take() {
+        } else if let Some(Taken { block, heap }) = waiter.take() {
             state.used[heap] = state.used[heap].wrapping_sub(block.capacity());
             state.heaps[heap].put(block);
         }

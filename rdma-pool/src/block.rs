@@ -21,6 +21,13 @@ pub(crate) trait Block: Send + Sized {
     fn free(self);
 }
 
+/// A block for a user, and the heap that it returns to.
+#[derive(Debug)]
+pub(crate) struct Taken<B> {
+    pub(crate) block: B,
+    pub(crate) heap: usize,
+}
+
 /// A block that its user has dropped.
 pub(crate) trait Freed<B>: Into<B> {
     /// Length in bytes.

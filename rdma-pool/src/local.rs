@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use rdma_safe::mr::{Backing, Returned};
 use rdma_safe::{Buffer, Errno};
 
+use crate::block::Taken;
 use crate::cache::{self, put_cached, take_cached};
 use crate::pool::Shared;
 
@@ -75,7 +76,7 @@ pub(crate) fn with_cache<R>(shared: &Shared, access: impl FnOnce(Option<&Cache>)
 
 /// Takes a buffer of `class` from this thread's cache of the pool with this number, if that is the current pool of this thread.
 #[inline(always)]
-pub(crate) fn take(pool: usize, budget: usize, class: usize) -> Option<(Buffer, usize)> {
+pub(crate) fn take(pool: usize, budget: usize, class: usize) -> Option<Taken<Buffer>> {
     let (current, cache) = CURRENT.get();
     if current != pool {
         return None;

@@ -13,6 +13,7 @@ use rdma_safe::{Buffer, ProtectionDomain};
 
 use crate::allocator::{Allocator, BUDGETS, Shortage, Waiting};
 use crate::arena::Arenas;
+use crate::block::Taken;
 use crate::cache::{COMMON, HEAPS};
 use crate::local::{self, with_cache};
 use crate::statistics::Statistics;
@@ -226,7 +227,8 @@ impl Pool {
     }
 
     #[inline(always)]
-    fn buffer(&self, (mut buffer, _): (Buffer, usize), len: usize) -> Buffer {
+    fn buffer(&self, taken: Taken<Buffer>, len: usize) -> Buffer {
+        let mut buffer = taken.block;
         let set = buffer.set_len(len);
         debug_assert!(set.is_ok(), "the class is that of the length");
         buffer
@@ -238,7 +240,7 @@ impl Pool {
         len: usize,
         class: usize,
         waker: Option<Waker>,
-    ) -> Result<std::result::Result<(Buffer, usize), Waiting<'_, Buffer, Arenas>>> {
+    ) -> Result<std::result::Result<Taken<Buffer>, Waiting<'_, Buffer, Arenas>>> {
         if class::size(class) > self.largest(budget) {
             return Err(self.too_long(budget, len));
         }
