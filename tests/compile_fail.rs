@@ -94,7 +94,7 @@ fn misuse_does_not_compile() {
     let entries = fs::read_dir(Path::new(ROOT).join("tests/ui")).expect("the folder can be read");
     let programs: BTreeSet<PathBuf> = entries.map(|entry| entry.expect("an entry can be read").path()).collect();
     assert!(programs.len() > 30, "{}", programs.len());
-    let library = library("check", "rmeta");
+    let library = library("rdma_safe", "check", "rmeta");
     let (programs, library) = (Vec::from_iter(programs), &*library);
     let halves = programs.chunks(programs.len().div_ceil(2));
     let complaints: Vec<String> = std::thread::scope(|scope| {

@@ -7,6 +7,10 @@ use std::path::Path;
 /// Root directory of the workspace.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
+/// Directories whose functions and tests a document may mention.
+const DIRECTORIES: [&str; 7] =
+    ["rdma-sys/src", "rdma-sys/tests", "rdma-safe/src", "rdma-safe/tests", "rdma-pool/src", "rdma-pool/tests", "tests"];
+
 /// Adds the names of all Rust files below `directory`, and of their functions.
 fn collect(directory: &Path, names: &mut BTreeSet<String>) {
     for entry in fs::read_dir(directory).unwrap() {
@@ -33,7 +37,7 @@ fn source(path: &str) -> String {
 fn all_names() -> BTreeSet<String> {
     let root = Path::new(ROOT);
     let mut names = BTreeSet::new();
-    for directory in ["rdma-sys/src", "rdma-sys/tests", "rdma-safe/src", "rdma-safe/tests", "tests"] {
+    for directory in DIRECTORIES {
         collect(&root.join(directory), &mut names);
     }
     names
@@ -59,7 +63,7 @@ fn tests_below(directories: &[&str]) -> BTreeSet<String> {
 
 /// Names of all tests that the harness runs.
 fn all_tests() -> BTreeSet<String> {
-    tests_below(&["rdma-sys/src", "rdma-sys/tests", "rdma-safe/src", "rdma-safe/tests", "tests"])
+    tests_below(&DIRECTORIES)
 }
 
 #[test]

@@ -13,16 +13,18 @@ fn samples() -> Vec<String> {
     blocks.map(|rest| rest.split_once("\n```\n").expect("the end of the block").0.to_owned()).collect()
 }
 
-/// Compiles `sample` with `library`. Warnings are errors.
-fn compile(sample: &str, name: &str, library: &Path) -> PathBuf {
+/// Compiles `sample` with `libraries`, which have a name and a file each. Warnings are errors.
+fn compile(sample: &str, name: &str, libraries: &[(&str, PathBuf)]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
     let source = program.with_extension("rs");
     fs::write(&source, sample).expect("the sample can be written");
-    let dependencies = library.with_file_name("deps");
     let mut rustc = Command::new("rustc");
-    rustc.args(["--edition=2024", "--crate-name=sample", "--deny=warnings", "-L"]);
-    rustc.arg(format!("dependency={}", dependencies.display()));
-    rustc.arg("--extern").arg(format!("rdma_safe={}", library.display())).arg("-o").arg(&program).arg(&source);
+    rustc.args(["--edition=2024", "--crate-name=sample", "--deny=warnings"]);
+    for (name, library) in libraries {
+        rustc.arg("-L").arg(format!("dependency={}", library.with_file_name("deps").display()));
+        rustc.arg("--extern").arg(format!("{name}={}", library.display()));
+    }
+    rustc.arg("-o").arg(&program).arg(&source);
     let output = rustc.output().expect("rustc starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     fs::remove_file(source).expect("the source exists");
@@ -48,21 +50,23 @@ fn run(program: &Path, arguments: &[&str]) -> String {
 #[test]
 fn the_samples_of_the_readme_run_on_soft0_without_warnings() {
     let samples = samples();
-    let [endpoints, by_address, asynchronous] = &samples[..] else { panic!("{} samples", samples.len()) };
-    let library = library("build", "rlib");
-    let program = compile(endpoints, "endpoints", &library);
+    let [endpoints, by_address, pool, asynchronous] = &samples[..] else { panic!("{} samples", samples.len()) };
+    let libraries = ["rdma_safe", "rdma_pool"].map(|name| (name, library(name, "build", "rlib")));
+    let program = compile(endpoints, "endpoints", &libraries);
     assert_eq!(run(&program, &[]), "Receive: Some(\"hello\")\nSend: Some(\"hello\")\n");
     // Another run of this test may use the default address at the same time.
     let [.., a, b] = std::process::id().to_be_bytes();
-    let program = compile(by_address, "by_address", &library);
+    let program = compile(by_address, "by_address", &libraries);
     assert_eq!(run(&program, &[&format!("127.201.{a}.{b}:7471")]), "Receive: Some(\"hello\")\n");
+    let program = compile(pool, "pool", &libraries);
+    assert_eq!(run(&program, &[]), "received \"hello\"\n0 bytes of the pool are in use\n");
     // It needs more crates, so it is an example.
     let example = fs::read_to_string(Path::new(ROOT).join("examples/hello_async.rs")).expect("the example can be read");
     assert_eq!(example.split_once("\n\n").expect("a comment comes first").1, format!("{asynchronous}\n"));
     let mut build = Command::new(env!("CARGO"));
     build.current_dir(ROOT).args(["build", "--package", "rdma-examples", "--example", "hello_async"]);
     assert!(build.status().expect("cargo starts").success());
-    let built = library.with_file_name("examples/hello_async");
+    let built = libraries[0].1.with_file_name("examples/hello_async");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hello_async-{}", std::process::id()));
     fs::copy(built, &program).expect("the example can be copied");
     assert_eq!(run(&program, &[]), "Some(\"hello\")\n");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Instant;
 
-use crate::block::{Block, Source};
+use crate::block::{Block, Source, Taken};
 use crate::cache::{Bins, COMMON, Cache, HEAPS, limit};
 use crate::class;
 use crate::heap::{BINNED, Heap};
@@ -26,11 +26,14 @@ pub(crate) enum Shortage<E> {
     Source(E),
 }
 
-/// A block and its heap, or a place in the queue.
-pub(crate) type Turn<'a, B, S> = Result<(B, usize), Waiting<'a, B, S>>;
+/// A block, or a place in the queue.
+pub(crate) type Turn<'a, B, S> = Result<Taken<B>, Waiting<'a, B, S>>;
 
 /// Blocks by budget and class.
-pub(crate) struct Allocator<B, S> {
+///
+/// In a forked child, other threads of the parent hold locks for ever and may have been changing what these protect. An inherited
+/// allocator and places in its queue may be dropped there. All other calls require [`Allocator::is_inherited`] to be false.
+pub(crate) struct Allocator<B, S: Source<B>> {
     state: Mutex<State<B>>,
     /// Held by the thread that makes an arena, and the current step in bytes.
     step: Mutex<usize>,
@@ -78,12 +81,15 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let state = State {
             heaps: shares.into_iter().chain([common]).map(Heap::new).collect(),
             queues: Queues::new(BUDGETS),
-            waiting: 0,
-            caches: Vec::new(),
-            used: [0; HEAPS],
-            counts: Counts::default(),
+            ..State::default()
         };
         Allocator { state: Mutex::new(state), step: Mutex::new(step), source }
+    }
+
+    /// Whether this process was forked after the allocator was made.
+    #[inline(always)]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.source.is_inherited()
     }
 
     /// Makes the arenas of the shares, once.
@@ -121,14 +127,14 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         self.serve(state);
     }
 
-    /// A block of `class` for `budget`, and its heap, if there is one. Grows the common heap if necessary.
+    /// A block of `class` for `budget`, if there is one. Grows the common heap if necessary.
     #[cold]
     pub(crate) fn try_take(
         &self,
         cache: Option<&Cache<B>>,
         budget: usize,
         class: usize,
-    ) -> Result<(B, usize), Shortage<S::Error>> {
+    ) -> Result<Taken<B>, Shortage<S::Error>> {
         let found = self.take_or_grow(cache, budget, class);
         if let Err(Shortage::Exhausted) = found {
             lock(&self.state).counts.refused += 1;
@@ -190,10 +196,17 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         (std::array::from_fn(usage), state.counts, state.waiting)
     }
 
-    /// Bytes of the largest block that `budget` can get.
+    /// Bytes of the longest arena that `budget` can use.
     pub(crate) fn largest(&self, budget: usize) -> usize {
         let state = lock(&self.state);
         state.heaps[budget].capacity().max(state.heaps[COMMON].limit())
+    }
+
+    /// Calls `run` with all locks held.
+    #[cfg(test)]
+    pub(crate) fn locked(&self, run: impl FnOnce()) {
+        let (_step, _state) = (lock(&self.step), lock(&self.state));
+        run();
     }
 
     /// Whether all blocks have returned to the heaps and make up whole arenas again.
@@ -207,7 +220,7 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         cache: Option<&Cache<B>>,
         budget: usize,
         class: usize,
-    ) -> Result<(B, usize), Shortage<S::Error>> {
+    ) -> Result<Taken<B>, Shortage<S::Error>> {
         if let Some(found) = self.take_from_heaps(cache, budget, class)? {
             return Ok(found);
         }
@@ -238,14 +251,14 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         cache: Option<&Cache<B>>,
         budget: usize,
         class: usize,
-    ) -> Result<Option<(B, usize)>, Shortage<S::Error>> {
+    ) -> Result<Option<Taken<B>>, Shortage<S::Error>> {
         let mut state = lock(&self.state);
         if !state.queues.is_empty(budget) {
             return Err(Shortage::Exhausted);
         }
         let Some(found) = state.take(budget, class) else { return Ok(None) };
-        let heap = found.1;
-        state.used[heap] = state.used[heap].wrapping_add(found.0.capacity());
+        let heap = found.heap;
+        state.used[heap] = state.used[heap].wrapping_add(found.block.capacity());
         if let (Some(cache), true) = (cache, class < BINNED && state.waiting == 0 && limit(class) > 1) {
             let mut more = Vec::with_capacity(limit(class) / 2);
             state.heaps[heap].take_many(class, limit(class) / 2, &mut more);
@@ -309,9 +322,9 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
         let mut wakers = Vec::new();
         let State { heaps, queues, waiting, used, .. } = &mut *state;
         let take = |budget: usize, class: usize| {
-            let (block, heap) = take(heaps, budget, class)?;
-            used[heap] = used[heap].wrapping_add(block.capacity());
-            Some((block, heap))
+            let taken = take(heaps, budget, class)?;
+            used[taken.heap] = used[taken.heap].wrapping_add(taken.block.capacity());
+            Some(taken)
         };
         let missing = queues.serve(take, |waker| {
             *waiting -= 1;
@@ -324,8 +337,16 @@ impl<B: Block, S: Source<B>> Allocator<B, S> {
     }
 }
 
+impl<B> Default for State<B> {
+    /// A state without heaps.
+    fn default() -> Self {
+        let counts = Counts::default();
+        State { heaps: Vec::new(), queues: Queues::new(0), waiting: 0, caches: Vec::new(), used: [0; HEAPS], counts }
+    }
+}
+
 impl<B: Block> State<B> {
-    fn take(&mut self, budget: usize, class: usize) -> Option<(B, usize)> {
+    fn take(&mut self, budget: usize, class: usize) -> Option<Taken<B>> {
         take(&mut self.heaps, budget, class)
     }
 
@@ -346,8 +367,8 @@ impl<B: Block> State<B> {
 }
 
 /// A block of `class` from the heap of `budget`, or from the common heap.
-fn take<B: Block>(heaps: &mut [Heap<B>], budget: usize, class: usize) -> Option<(B, usize)> {
-    [budget, COMMON].into_iter().find_map(|heap| Some((heaps[heap].take(class)?, heap)))
+fn take<B: Block>(heaps: &mut [Heap<B>], budget: usize, class: usize) -> Option<Taken<B>> {
+    [budget, COMMON].into_iter().find_map(|heap| Some(Taken { block: heaps[heap].take(class)?, heap }))
 }
 
 /// A place in the queue of a budget. Dropping it gives up the place.
@@ -360,14 +381,14 @@ pub(crate) struct Waiting<'a, B: Block, S: Source<B>> {
 
 impl<B: Block, S: Source<B>> Waiting<'_, B, S> {
     /// Blocks the thread until it gets a block, or until `deadline` has passed.
-    pub(crate) fn wait(mut self, deadline: Option<Instant>) -> Option<(B, usize)> {
+    pub(crate) fn wait(mut self, deadline: Option<Instant>) -> Option<Taken<B>> {
         let found = self.waiter.as_ref()?.wait(deadline)?;
         self.waiter = None;
         Some(found)
     }
 
     /// The block, or registers the task to wake.
-    pub(crate) fn poll(&mut self, context: &Context<'_>) -> Option<(B, usize)> {
+    pub(crate) fn poll(&mut self, context: &Context<'_>) -> Option<Taken<B>> {
         let found = self.waiter.as_ref()?.take_or_register(context.waker())?;
         self.waiter = None;
         Some(found)
@@ -376,11 +397,11 @@ impl<B: Block, S: Source<B>> Waiting<'_, B, S> {
 
 impl<B: Block, S: Source<B>> Drop for Waiting<'_, B, S> {
     fn drop(&mut self) {
-        let Some(waiter) = self.waiter.take() else { return };
+        let Some(waiter) = self.waiter.take().filter(|_| !self.allocator.is_inherited()) else { return };
         let mut state = lock(&self.allocator.state);
         if state.queues.remove(self.budget, &waiter) {
             state.waiting -= 1;
-        } else if let Some((block, heap)) = waiter.take() {
+        } else if let Some(Taken { block, heap }) = waiter.take() {
             state.used[heap] = state.used[heap].wrapping_sub(block.capacity());
             state.heaps[heap].put(block);
         }
@@ -389,8 +410,13 @@ impl<B: Block, S: Source<B>> Drop for Waiting<'_, B, S> {
     }
 }
 
-impl<B, S> Drop for Allocator<B, S> {
+impl<B, S: Source<B>> Drop for Allocator<B, S> {
     fn drop(&mut self) {
+        if self.source.is_inherited() {
+            // The state may be half changed.
+            std::mem::forget(std::mem::replace(&mut self.state, Mutex::new(State::default())));
+            return;
+        }
         // Threads may keep their caches for longer.
         for cache in lock(&self.state).caches.drain(..) {
             let blocks = cache.lock().close();

@@ -52,12 +52,13 @@ unsafe impl<M: Backing + Sync> Backing for Arena<M> {
     }
 }
 
-/// Returns a buffer that the current cache of this thread does not take. Frees it if its pool no longer exists.
+/// Returns a buffer that the current cache of this thread does not take. Frees it if its pool no longer exists, or belongs to the
+/// parent of this process.
 #[cold]
 #[inline(never)]
 fn return_to_allocator<M: Backing + Sync>(buffer: Returned<Arena<M>>) {
     let Arena { pool, heap, .. } = buffer.memory();
-    let Some(shared) = pool.upgrade() else { return };
+    let Some(shared) = pool.upgrade().filter(|shared| !shared.allocator.is_inherited()) else { return };
     let heap = *heap;
     with_cache(&shared, |cache| {
         // The thread may have used another pool before.
@@ -88,6 +89,11 @@ impl Source<Buffer> for Arenas {
             }
         }
         self.register(Pages::new(len)?, heap)
+    }
+
+    #[inline(always)]
+    fn is_inherited(&self) -> bool {
+        self.pd.context().is_inherited()
     }
 
     fn is_limit(error: &Error) -> bool {
@@ -122,6 +128,9 @@ impl Block for Buffer {
     }
 
     fn free(self) {
-        self.free();
+        // The arena has one of the types that `Arenas` registers. In a `Returned` it is not taken back.
+        if let Err(buffer) = Returned::<Arena<Pages>>::try_from(self) {
+            drop(Returned::<Arena<HugePages>>::try_from(buffer));
+        }
     }
 }

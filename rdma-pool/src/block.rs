@@ -21,6 +21,13 @@ pub(crate) trait Block: Send + Sized {
     fn free(self);
 }
 
+/// A block for a user, and the heap that it returns to.
+#[derive(Debug)]
+pub(crate) struct Taken<B> {
+    pub(crate) block: B,
+    pub(crate) heap: usize,
+}
+
 /// A block that its user has dropped.
 pub(crate) trait Freed<B>: Into<B> {
     /// Length in bytes.
@@ -41,6 +48,9 @@ pub(crate) trait Source<B> {
 
     /// Makes an arena of `len` bytes for a heap.
     fn arena(&self, len: usize, heap: usize) -> Result<B, Self::Error>;
+
+    /// Whether this process was forked after the source was made. The arenas then belong to the parent.
+    fn is_inherited(&self) -> bool;
 
     /// Whether a shorter arena may succeed after this error.
     fn is_limit(error: &Self::Error) -> bool;

@@ -1,6 +1,6 @@
 //! Free blocks of one thread.
 
-use crate::block::Freed;
+use crate::block::{Freed, Taken};
 use crate::class;
 use crate::heap::BINNED;
 use crate::lock::SpinLock;
@@ -37,9 +37,9 @@ struct List<B> {
     used: usize,
 }
 
-/// A block of `class` for `budget`, and its heap, from the cache of this thread.
+/// A block of `class` for `budget` from the cache of this thread.
 #[inline(always)]
-pub(crate) fn take_cached<B>(cache: &Cache<B>, budget: usize, class: usize) -> Option<(B, usize)> {
+pub(crate) fn take_cached<B>(cache: &Cache<B>, budget: usize, class: usize) -> Option<Taken<B>> {
     cache.try_lock()?.take(budget, class)
 }
 
@@ -66,11 +66,15 @@ impl<B> Bins<B> {
         Bins { lists, open }
     }
 
-    /// A block of `class` that `budget` may use, and its heap.
+    /// A block of `class` that `budget` may use.
     #[inline(always)]
-    fn take(&mut self, budget: usize, class: usize) -> Option<(B, usize)> {
+    fn take(&mut self, budget: usize, class: usize) -> Option<Taken<B>> {
         let own = self.lists.get_mut(budget)?.get_mut(class)?.take();
-        own.map(|block| (block, budget)).or_else(|| Some((self.lists[COMMON].get_mut(class)?.take()?, COMMON)))
+        if let Some(block) = own {
+            return Some(Taken { block, heap: budget });
+        }
+        let block = self.lists[COMMON].get_mut(class)?.take()?;
+        Some(Taken { block, heap: COMMON })
     }
 
     /// Keeps a block that a user returns, unless the cache is closed or the list full.

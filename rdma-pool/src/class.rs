@@ -24,6 +24,11 @@ pub(crate) fn of_any(len: usize) -> usize {
     quarter(len - 1) + 1
 }
 
+/// The largest class whose blocks have at most `len` bytes, if there is one.
+pub(crate) fn at_most(len: usize) -> Option<usize> {
+    (len >= MIN).then(|| quarter(len).min(COUNT - 1))
+}
+
 /// The class whose blocks have exactly `capacity` bytes, if there is one.
 pub(crate) fn of_block(capacity: usize) -> Option<usize> {
     let class = quarter(capacity);
@@ -57,7 +62,10 @@ mod tests {
             assert_eq!((of_block(size(class)), of_block(size(class) - 1)), (Some(class), None));
             let next = (class + 1 < COUNT).then_some(class + 1);
             assert_eq!(of(size(class) + 1), next);
+            assert_eq!((at_most(size(class)), at_most(size(class) + 1)), (Some(class), Some(class)));
+            assert_eq!(at_most(size(class) - 1), class.checked_sub(1));
         }
+        assert_eq!((at_most(0), at_most(usize::MAX)), (None, Some(COUNT - 1)));
         assert!((0..MIN).all(|capacity| of_block(capacity).is_none()));
         assert_eq!((size(0), size(COUNT - 1), COUNT), (64, 64 << 20, 81));
     }

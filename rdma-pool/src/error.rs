@@ -18,17 +18,23 @@ pub enum Error {
     },
     /// The budget never has a buffer of this length.
     #[error(
-        "{budget} can get at most {largest} bytes of the pool, and a buffer of {len} bytes takes a larger block: raise \
-         PoolBuilder::share or common, which give blocks of at most 64 MiB"
+        "{budget} can get at most {largest} bytes of the pool at once, fewer than {len}: raise PoolBuilder::share or common, which \
+         give buffers of at most 64 MiB"
     )]
     TooLong {
         /// The budget.
         budget: Budget,
         /// The requested length in bytes.
         len: usize,
-        /// The longest block in bytes.
+        /// Length of the longest buffer of the budget in bytes.
         largest: usize,
     },
+    /// The pool was built in the parent of this process, see [After a fork](crate#after-a-fork).
+    #[error(
+        "the pool was built before this process was forked, and belongs to the parent: open the device and build a pool in this \
+         process"
+    )]
+    Inherited,
     /// An arena could not be registered.
     #[error("cannot register an arena of the pool: {0}")]
     Register(#[source] rdma_safe::Error),

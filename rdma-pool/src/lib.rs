@@ -48,8 +48,9 @@
 //!
 //! # After a fork
 //!
-//! A child of `fork(2)` must not drop pools or their buffers while the parent has other threads that use them: it would wait for a
-//! lock that one of them held at the fork. End the child by `_exit(2)`, or execute a program.
+//! A child of `fork(3)` may drop the pools, buffers and registration caches that it has inherited. It waits for no lock, and
+//! nothing of the parent's is deregistered or freed. Gets fail with [`Error::Inherited`]: the child opens the device and builds a
+//! pool of its own. [`rdma_safe::fork`] says which children are recognised.
 
 #![deny(missing_docs)]
 

@@ -1,12 +1,17 @@
 //! The caches of this thread, one for each pool that it uses.
+//!
+//! The only thread of a forked child has inherited them. A handler of `fork(3)` makes it forget the current one, so gets and drops
+//! take the slow path, which recognises inherited pools. The fast path checks nothing.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
 use std::ptr::null;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use rdma_safe::Buffer;
 use rdma_safe::mr::{Backing, Returned};
+use rdma_safe::{Buffer, Errno};
 
+use crate::block::Taken;
 use crate::cache::{self, put_cached, take_cached};
 use crate::pool::Shared;
 
@@ -28,15 +33,40 @@ struct Entry {
 }
 
 impl Drop for Owned {
-    /// Gives back all caches when the thread ends.
+    /// Gives back all caches when the thread ends, except those that a forked child has inherited.
     fn drop(&mut self) {
         CURRENT.set((0, null()));
         for entry in self.0.drain(..) {
-            if let Some(shared) = entry.shared.upgrade() {
-                shared.allocator.retire(&entry.cache);
+            match entry.shared.upgrade() {
+                // The pool keeps the cache.
+                Some(shared) if shared.allocator.is_inherited() => {}
+                Some(shared) => shared.allocator.retire(&entry.cache),
+                None => {}
             }
         }
     }
+}
+
+/// Makes forked children forget the current cache.
+///
+/// # Errors
+/// `ENOMEM` if the C library cannot store the handler.
+pub(crate) fn watch_forks() -> Result<(), Errno> {
+    static WATCHED: OnceLock<c_int> = OnceLock::new();
+    let watched = *WATCHED.get_or_init(|| {
+        if cfg!(miri) {
+            // Miri neither forks nor has this function.
+            return 0;
+        }
+        // SAFETY: the handler sets two words of the calling thread, which needs no allocation. It can run in the child of a process
+        // with several threads.
+        unsafe { libc::pthread_atfork(None, None, Some(forget)) }
+    });
+    if watched == 0 { Ok(()) } else { Err(Errno(watched)) }
+}
+
+extern "C" fn forget() {
+    CURRENT.set((0, null()));
 }
 
 /// Calls `access` with this thread's cache, or with none while the thread ends. `access` may run code of wakers.
@@ -46,7 +76,7 @@ pub(crate) fn with_cache<R>(shared: &Shared, access: impl FnOnce(Option<&Cache>)
 
 /// Takes a buffer of `class` from this thread's cache of the pool with this number, if that is the current pool of this thread.
 #[inline(always)]
-pub(crate) fn take(pool: usize, budget: usize, class: usize) -> Option<(Buffer, usize)> {
+pub(crate) fn take(pool: usize, budget: usize, class: usize) -> Option<Taken<Buffer>> {
     let (current, cache) = CURRENT.get();
     if current != pool {
         return None;

@@ -8,14 +8,16 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use rdma_safe::error::Verb;
 use rdma_safe::{Buffer, ProtectionDomain};
 
 use crate::allocator::{Allocator, BUDGETS, Shortage, Waiting};
 use crate::arena::Arenas;
+use crate::block::Taken;
 use crate::cache::{COMMON, HEAPS};
 use crate::local::{self, with_cache};
 use crate::statistics::Statistics;
-use crate::{Error, Result, class};
+use crate::{Error, Result, block_size, class};
 
 type Buffers = Allocator<Buffer, Arenas>;
 
@@ -63,12 +65,31 @@ pub struct PoolBuilder {
 
 impl PoolBuilder {
     /// Guarantees `bytes` to a budget; by default none. They are registered when the pool is built.
+    ///
+    /// The share is rounded up to a [block size](crate::block_size), so it has room for a buffer of `bytes`. Each buffer takes a
+    /// block: twenty buffers of 100 bytes take twenty blocks of 112 bytes.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # rdma_safe::soft::install()?;
+    /// # let pd = rdma_safe::Device::first()?.open()?.alloc_pd()?;
+    /// use rdma_pool::{Budget, Pool, block_size};
+    ///
+    /// let block = block_size(100).expect("not above 64 MiB");
+    /// let pool = Pool::builder(&pd).share(Budget::Receives, 20 * block).common(0).build()?;
+    /// let receives: Vec<_> = std::iter::from_fn(|| pool.try_get(Budget::Receives, 100).ok()).collect();
+    /// assert!(receives.len() >= 20);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn share(mut self, budget: Budget, bytes: usize) -> Self {
-        self.shares[budget as usize] = bytes;
+        self.shares[budget as usize] = block_size(bytes).filter(|_| bytes > 0).unwrap_or(bytes);
         self
     }
 
     /// Limits the memory that all budgets use beyond their shares to `bytes`; by default 64 MiB. It is registered as needed.
+    ///
+    /// A limit is not rounded: a buffer of `bytes` fits only if that is a [block size](crate::block_size).
     pub fn common(mut self, bytes: usize) -> Self {
         self.common = bytes;
         self
@@ -94,6 +115,10 @@ impl PoolBuilder {
     pub fn build(self) -> Result<Pool> {
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
         let PoolBuilder { pd, shares, common, step, huge_pages } = self;
+        local::watch_forks().map_err(|errno| {
+            let device = pd.context().device_name().to_owned();
+            Error::Register(rdma_safe::Error::Verb { verb: Verb::PthreadAtfork, device, errno })
+        })?;
         let shared = Arc::new_cyclic(|pool| {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
             let source = Arenas { pd, huge_pages, pool: Weak::clone(pool), number };
@@ -117,7 +142,7 @@ pub(crate) struct Shared {
 /// Cloning gives another handle of the same pool. The last handle deregisters all arenas that have no buffers in use. Each
 /// of the others is deregistered with its last buffer.
 #[derive(Clone)]
-pub struct Pool(Arc<Shared>);
+pub struct Pool(pub(crate) Arc<Shared>);
 
 impl Pool {
     /// Starts building a pool of memory that is registered in `pd`.
@@ -130,7 +155,8 @@ impl Pool {
     /// Its capacity is [`block_size(len)`](crate::block_size). Its bytes are those of earlier users. May register an arena.
     ///
     /// # Errors
-    /// [`Error::Exhausted`], also while others wait in the same budget; [`Error::TooLong`]; [`Error::Register`].
+    /// [`Error::Exhausted`], also while others wait in the same budget; [`Error::TooLong`]; [`Error::Register`];
+    /// [`Error::Inherited`].
     #[inline]
     pub fn try_get(&self, budget: Budget, len: usize) -> Result<Buffer> {
         match self.cached(budget, len) {
@@ -141,6 +167,7 @@ impl Pool {
 
     #[cold]
     fn try_allocate(&self, budget: Budget, len: usize) -> Result<Buffer> {
+        self.require_own()?;
         let class = self.class(budget, len)?;
         let found = with_cache(&self.0, |cache| self.0.allocator.try_take(cache, budget as usize, class));
         match found {
@@ -154,11 +181,12 @@ impl Pool {
     /// The callers of a budget get their buffers in order of arrival, blocking or not.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] after the timeout; [`Error::TooLong`]; [`Error::Register`].
+    /// [`Error::Exhausted`] after the timeout; [`Error::TooLong`]; [`Error::Register`]; [`Error::Inherited`].
     pub fn get(&self, budget: Budget, len: usize, timeout: Duration) -> Result<Buffer> {
         if let Some(buffer) = self.cached(budget, len) {
             return Ok(buffer);
         }
+        self.require_own()?;
         let class = self.class(budget, len)?;
         let found = match self.take_or_queue(budget, len, class, None)? {
             Ok(found) => Some(found),
@@ -173,10 +201,19 @@ impl Pool {
         Get { pool: self, budget, len, waiting: None }
     }
 
-    /// Bytes of each heap and counts of events.
+    /// Bytes of each heap and counts of events. All are zero in a forked child that has inherited the pool.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        Statistics::new(self.0.allocator.statistics())
+        match self.0.allocator.is_inherited() {
+            true => Statistics::default(),
+            false => Statistics::new(self.0.allocator.statistics()),
+        }
+    }
+
+    /// Returns an error in a forked child that has inherited the pool.
+    #[inline]
+    fn require_own(&self) -> Result<()> {
+        if self.0.allocator.is_inherited() { Err(Error::Inherited) } else { Ok(()) }
     }
 
     fn class(&self, budget: Budget, len: usize) -> Result<usize> {
@@ -190,7 +227,8 @@ impl Pool {
     }
 
     #[inline(always)]
-    fn buffer(&self, (mut buffer, _): (Buffer, usize), len: usize) -> Buffer {
+    fn buffer(&self, taken: Taken<Buffer>, len: usize) -> Buffer {
+        let mut buffer = taken.block;
         let set = buffer.set_len(len);
         debug_assert!(set.is_ok(), "the class is that of the length");
         buffer
@@ -202,7 +240,7 @@ impl Pool {
         len: usize,
         class: usize,
         waker: Option<Waker>,
-    ) -> Result<std::result::Result<(Buffer, usize), Waiting<'_, Buffer, Arenas>>> {
+    ) -> Result<std::result::Result<Taken<Buffer>, Waiting<'_, Buffer, Arenas>>> {
         if class::size(class) > self.largest(budget) {
             return Err(self.too_long(budget, len));
         }
@@ -211,8 +249,9 @@ impl Pool {
             .map_err(Error::Register)
     }
 
+    /// The size of the largest block that `budget` can get.
     fn largest(&self, budget: Budget) -> usize {
-        self.0.allocator.largest(budget as usize).min(class::MAX)
+        class::at_most(self.0.allocator.largest(budget as usize)).map_or(0, class::size)
     }
 
     #[cold]
@@ -238,8 +277,11 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The future of [`Pool::get_async`]. Its output is a [`Buffer`], or [`Error::TooLong`] or [`Error::Register`], but never
-/// [`Error::Exhausted`].
+/// The future of [`Pool::get_async`]. Its output is a [`Buffer`] or an error of [`Pool::get`], but never [`Error::Exhausted`].
+///
+/// Poll it until it is ready, or drop it, which passes on its place in the queue, or its buffer. A pending future that is no longer
+/// polled keeps its place, and then the buffer that it is given, so callers behind it may wait as long. After
+/// [`std::mem::forget`] they may wait for ever: the pool cannot tell such a future from one whose task has not run yet.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Get<'a> {
     pool: &'a Pool,
@@ -253,6 +295,7 @@ impl Future for Get<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Get { pool, budget, len, .. } = *self;
+        pool.require_own()?;
         if let Some(waiting) = &mut self.waiting {
             return match waiting.poll(context) {
                 Some(found) => {

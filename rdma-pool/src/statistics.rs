@@ -5,7 +5,7 @@ use crate::allocator::{Counts, Usage};
 use crate::cache::{COMMON, HEAPS};
 
 /// Memory of a share, or of the common rest, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Memory {
     /// Blocks in use, with what their rounding wastes.
@@ -19,7 +19,7 @@ pub struct Memory {
 }
 
 /// Bytes of each heap of a pool, and counts of events since it was built. Made by [`Pool::statistics`](crate::Pool::statistics).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Statistics {
     shares: [Memory; HEAPS],

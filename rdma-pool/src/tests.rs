@@ -1,5 +1,6 @@
 //! Tests of the allocator with blocks that are only ranges.
 
+mod fork;
 mod random;
 mod threads;
 
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::allocator::{Allocator, BUDGETS, Shortage};
-use crate::block::{Block, Place, Source};
+use crate::block::{Block, Place, Source, Taken};
 use crate::cache::{COMMON, Cache, put_cached, take_cached};
 use crate::class;
 
@@ -85,6 +86,10 @@ impl Source<Range> for Ranges {
         Ok(Range::new(arena, 0, len, Arc::clone(&self.alive)))
     }
 
+    fn is_inherited(&self) -> bool {
+        false
+    }
+
     fn is_limit(_: &Locked) -> bool {
         true
     }
@@ -114,7 +119,7 @@ impl<'a> Thread<'a> {
         Thread { of, cache: of.cache() }
     }
 
-    pub(crate) fn get(&self, budget: usize, len: usize) -> Option<(Range, usize)> {
+    pub(crate) fn get(&self, budget: usize, len: usize) -> Option<Taken<Range>> {
         let class = class::of(len).unwrap();
         let found = take_cached(&self.cache, budget, class);
         let found = found.map_or_else(|| self.of.try_take(Some(&self.cache), budget, class), Ok);
@@ -125,7 +130,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    pub(crate) fn put(&self, (block, heap): (Range, usize)) {
+    pub(crate) fn put(&self, Taken { block, heap }: Taken<Range>) {
         if let Some(block) = put_cached(&self.cache, heap, block) {
             self.of.put(Some(&self.cache), heap, block);
         }
@@ -147,12 +152,12 @@ fn a_block_comes_back_to_the_thread_that_returned_it() {
     let pool = self::pool(Ranges::new(usize::MAX), [4096; BUDGETS], 0, 4096);
     let thread = Thread::new(&pool);
     let first = thread.get(SEND, 100).unwrap();
-    assert_eq!((first.0.capacity(), first.1), (112, SEND));
-    let place = first.0.place();
+    assert_eq!((first.block.capacity(), first.heap), (112, SEND));
+    let place = first.block.place();
     assert_eq!(used(&pool), 112);
     thread.put(first);
     assert_eq!(used(&pool), 0);
-    assert_eq!(thread.get(SEND, 112).map(|(block, _)| block.place()), Some(place));
+    assert_eq!(thread.get(SEND, 112).map(|taken| taken.block.place()), Some(place));
 }
 
 #[test]
@@ -224,7 +229,7 @@ fn free_arenas_make_room_for_a_longer_one() {
     assert_eq!((blocks.len(), pool.statistics().0[COMMON].arenas), (16, 16));
     blocks.into_iter().for_each(|block| thread.put(block));
     let whole = thread.get(SEND, 1 << 20).unwrap();
-    assert_eq!((whole.0.capacity(), pool.statistics().0[COMMON].arenas), (1 << 20, 1));
+    assert_eq!((whole.block.capacity(), pool.statistics().0[COMMON].arenas), (1 << 20, 1));
     assert_eq!(source.alive.load(Ordering::Relaxed), 1 << 20);
     thread.put(whole);
 }
@@ -233,10 +238,10 @@ fn free_arenas_make_room_for_a_longer_one() {
 fn parts_of_a_block_return_one_by_one() {
     let pool = self::pool(Ranges::new(usize::MAX), [0, 0, 4096, 0], 0, 4096);
     let thread = Thread::new(&pool);
-    let (block, heap) = thread.get(SEND, 4096).unwrap();
+    let Taken { block, heap } = thread.get(SEND, 4096).unwrap();
     let (head, tail) = block.split(1000);
     let (left, right) = tail.split(96);
-    [left, head, right].into_iter().for_each(|part| thread.put((part, heap)));
+    [left, head, right].into_iter().for_each(|block| thread.put(Taken { block, heap }));
     assert_eq!(used(&pool), 0);
     assert!(thread.get(SEND, 4096).is_some());
 }
@@ -250,7 +255,7 @@ fn a_thread_that_ends_gives_back_its_blocks_and_a_pool_frees_what_threads_keep()
     ended.put(block);
     drop(ended);
     let kept = pool.cache();
-    let (block, heap) = pool.try_take(Some(&kept), SEND, 0).map_err(|_| ()).unwrap();
+    let Taken { block, heap } = pool.try_take(Some(&kept), SEND, 0).map_err(|_| ()).unwrap();
     assert!(put_cached(&kept, heap, block).is_none());
     drop(pool);
     assert_eq!(source.alive.load(Ordering::Relaxed), 0);

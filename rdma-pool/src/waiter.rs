@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
+use crate::block::Taken;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// One caller that waits for a block of a class.
@@ -18,8 +19,7 @@ pub(crate) struct Waiter<B> {
 }
 
 struct Slot<B> {
-    /// The block and its heap.
-    block: Option<(B, usize)>,
+    block: Option<Taken<B>>,
     /// The task to wake.
     waker: Option<Waker>,
 }
@@ -30,20 +30,20 @@ impl<B> Waiter<B> {
     }
 
     /// Gives the waiter its block. The caller wakes the returned task after it has released its locks.
-    pub(crate) fn serve(&self, block: B, heap: usize) -> Option<Waker> {
+    pub(crate) fn serve(&self, block: Taken<B>) -> Option<Waker> {
         let mut slot = lock(&self.slot);
-        slot.block = Some((block, heap));
+        slot.block = Some(block);
         self.served.notify_one();
         slot.waker.take()
     }
 
     /// The block, if the waiter has been served.
-    pub(crate) fn take(&self) -> Option<(B, usize)> {
+    pub(crate) fn take(&self) -> Option<Taken<B>> {
         lock(&self.slot).block.take()
     }
 
     /// Like [`Waiter::take`], or registers the task to wake.
-    pub(crate) fn take_or_register(&self, waker: &Waker) -> Option<(B, usize)> {
+    pub(crate) fn take_or_register(&self, waker: &Waker) -> Option<Taken<B>> {
         let mut slot = lock(&self.slot);
         let block = slot.block.take();
         if block.is_none() && !slot.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -56,7 +56,7 @@ impl<B> Waiter<B> {
     }
 
     /// Blocks the thread until the waiter is served or `deadline` has passed.
-    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<(B, usize)> {
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Taken<B>> {
         let mut slot = lock(&self.slot);
         loop {
             if let Some(found) = slot.block.take() {
@@ -124,7 +124,7 @@ impl<B> Queues<B> {
     /// Returns the smallest class that a first waiter still waits for.
     pub(crate) fn serve(
         &mut self,
-        mut take: impl FnMut(usize, usize) -> Option<(B, usize)>,
+        mut take: impl FnMut(usize, usize) -> Option<Taken<B>>,
         mut served: impl FnMut(Option<Waker>),
     ) -> Option<usize> {
         // Classes of the first waiters that must wait on.
@@ -136,9 +136,9 @@ impl<B> Queues<B> {
                 return waits_on.into_iter().flatten().min();
             };
             match take(budget, class) {
-                Some((block, heap)) => {
+                Some(block) => {
                     let waiter = self.queues[budget].pop_front();
-                    served(waiter.and_then(|waiter| waiter.serve(block, heap)));
+                    served(waiter.and_then(|waiter| waiter.serve(block)));
                 }
                 None => waits_on[budget] = Some(class),
             }

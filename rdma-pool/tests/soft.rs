@@ -174,6 +174,49 @@ fn what_can_never_be_given_is_an_error_of_its_own() {
 }
 
 #[test]
+fn a_share_has_room_for_a_buffer_of_its_length() {
+    let pd = domain();
+    for (len, share) in [(1, 64), (100, 112), (4096, 4096), (5000, 5120), (3 << 20, 3 << 20)] {
+        let pool = builder(&pd).share(Budget::Receives, len).common(0).build().unwrap();
+        assert_eq!(pool.statistics().share(Budget::Receives).limit, share);
+        let receive = pool.try_get(Budget::Receives, len).unwrap();
+        assert_eq!((receive.len(), receive.capacity()), (len, share));
+    }
+    let pool = builder(&pd).share(Budget::Receives, 0).common(0).build().unwrap();
+    assert_eq!(pool.statistics().share(Budget::Receives).registered, 0);
+}
+
+#[test]
+fn the_longest_buffer_is_one_that_can_be_had() {
+    let pd = domain();
+    for (common, longest) in [(63, 0), (100, 96), (5000, 4096), (64 << 10, 64 << 10)] {
+        let pool = builder(&pd).common(common).build().unwrap();
+        for error in [
+            pool.try_get(Budget::Sends, longest + 1).unwrap_err(),
+            pool.get(Budget::Sends, longest + 1, DEADLINE).unwrap_err(),
+        ] {
+            assert!(matches!(error, Error::TooLong { largest, .. } if largest == longest), "{error}");
+        }
+        assert!(longest == 0 || pool.try_get(Budget::Sends, longest).is_ok());
+    }
+}
+
+#[test]
+fn free_arenas_are_deregistered_for_a_longer_one() {
+    let pd = domain();
+    for (huge_pages, step) in [(true, 2 << 20), (false, 1 << 20)] {
+        let pool = builder(&pd).common(4 << 20).step(step).huge_pages(huge_pages).build().unwrap();
+        let parts: Vec<_> = std::iter::from_fn(|| pool.try_get(Budget::Bulk, 1 << 20).ok()).collect();
+        assert_eq!((parts.len(), pool.statistics().common().arenas), (4, (4 << 20) / step));
+        drop(parts);
+        let whole = pool.try_get(Budget::Bulk, 4 << 20).unwrap();
+        let common = pool.statistics().common();
+        assert_eq!((common.arenas, common.used, common.registered), (1, 4 << 20, 4 << 20));
+        drop(whole);
+    }
+}
+
+#[test]
 fn buffers_outlive_their_pool_and_parts_of_them_come_back() {
     let pd = domain();
     let pool = builder(&pd).build().unwrap();

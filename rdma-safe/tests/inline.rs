@@ -42,11 +42,17 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         &["poll", "poll_with", "slow_poll_result", "wait", "arm", "take_fast"],
     ),
     ("endpoint/set/mod.rs", include_str!("../src/endpoint/set/mod.rs"), &["endpoint", "end_forgotten_batch", "index"]),
-    ("endpoint/set/poll.rs", include_str!("../src/endpoint/set/poll.rs"), &["poll", "wait"]),
+    ("endpoint/set/poll.rs", include_str!("../src/endpoint/set/poll.rs"), &["poll", "poll_each", "wait"]),
     (
         "endpoint/set/members.rs",
         include_str!("../src/endpoint/set/members.rs"),
-        &["find", "end_forgotten_batch", "is_idle", "take_fast", "write_u32", "finish"],
+        &["find", "end_forgotten_batch", "is_idle", "take_fast", "take_plain"],
+    ),
+    ("endpoint/set/qp_numbers.rs", include_str!("../src/endpoint/set/qp_numbers.rs"), &["slot", "index"]),
+    (
+        "endpoint/poll_each.rs",
+        include_str!("../src/endpoint/poll_each.rs"),
+        &["poll_each", "takes_several", "take_plain"],
     ),
     ("endpoint/gates.rs", include_str!("../src/endpoint/gates.rs"), &["receive"]),
     (
@@ -55,7 +61,7 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         &["next_sequence", "is_full", "oldest", "push", "push_same_kind", "stage", "commit", "take_oldest"],
     ),
     ("srq/slab.rs", include_str!("../src/srq/slab.rs"), &["is_ticket", "insert", "take"]),
-    ("cq/owned.rs", include_str!("../src/cq/owned.rs"), &["start_poll", "next_row"]),
+    ("cq/owned.rs", include_str!("../src/cq/owned.rs"), &["start_poll", "next", "takes_several", "next_row"]),
     ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "inline", "post", "position"]),
     (
         "post/send/batch.rs",

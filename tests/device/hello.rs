@@ -56,6 +56,23 @@ fn memory_payloads_sends_one_payload_to_sixteen_peers() {
 }
 
 #[test]
+fn memory_pool_waits_for_buffers_and_gets_all_of_them_back() {
+    let Some(lines) = lines_of("memory_pool") else { return };
+    let mut expected = [
+        "the sends have 16 buffers",
+        "try_get: no block of 4096 bytes is free for sends: drop buffers, or wait with get or get_async",
+        "get: nothing within 10 ms",
+        "get_async: one more buffer, of 4096 bytes",
+        "sent 1000 messages",
+        "the reader has read 1000 of them",
+        "32768 bytes were posted, and 0 are in use now",
+        "registered: 32768 bytes for the receives and 65536 for all budgets",
+    ];
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+}
+
+#[test]
 fn memory_windows_revokes_one_of_four_clients() {
     let Some(rdma) = device() else { return };
     let any = DeviceCapabilities::MEM_WINDOW_TYPE_2A | DeviceCapabilities::MEM_WINDOW_TYPE_2B;

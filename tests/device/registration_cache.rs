@@ -87,11 +87,15 @@ fn one_owner_is_registered_once_until_it_is_evicted() {
     assert_eq!([&first, &second, &third].map(Arc::strong_count), [1, 2, 1], "only the one in use is still registered");
     let error = error_of(cache.register(&shared(5, 201)));
     assert!(matches!(error, RegistrationError::Full { len: 201, in_use: 100, limit: 300 }), "{error}");
+    assert!(error.to_string().contains("100 of its 300 bytes are in use; drop completions"), "{error}");
+    let error = error_of(cache.register(&shared(5, 301)));
+    assert!(matches!(error, RegistrationError::TooLong { len: 301, limit: 300 }), "{error}");
+    assert!(error.to_string().contains("raise the limit of 300 bytes in RegistrationCache::new"), "{error}");
     drop(in_use);
     assert!(cache.evict(&second));
     assert_eq!(Arc::strong_count(&second), 1, "the owner is back");
     let statistics = cache.statistics();
-    assert_eq!((statistics.hits, statistics.misses, statistics.evictions), (3, 5, 3));
+    assert_eq!((statistics.hits, statistics.misses, statistics.evictions), (3, 6, 3));
     assert_eq!((statistics.regions, statistics.bytes, statistics.bytes_in_use), (1, 150, 0));
 }
 
@@ -194,6 +198,8 @@ fn long_bytes_are_sent_in_place_and_short_ones_copied() {
     assert!(matches!(error, PayloadError::Copy(Error::OutOfBounds { .. })), "{error:?}");
     let error = error_of(cache.payload(Bytes::from(vec![0; 2601]), 1000, copy));
     let PayloadError::Register(RegistrationError::Full { in_use: 2400, .. }) = error else { panic!("{error:?}") };
+    let statistics = cache.statistics();
+    assert_eq!((statistics.copied, statistics.uncached, statistics.misses), (1, 2, 0), "one payload did not fit");
     let clone = registered.clone();
     drop((registered, long));
     assert_eq!(cache.statistics().bytes_in_use, 2400);

@@ -3,7 +3,7 @@
 use std::any::type_name;
 use std::fs::File;
 
-use rdma_safe::mr::{JoinReason, Memory, Pages, ReclaimReason};
+use rdma_safe::mr::{Backing, HugePages, JoinReason, Memory, Pages, ReclaimReason, Returned};
 use rdma_safe::{Access, Buffer, Endpoint, Error, ProtectionDomain, RemoteMemory, Work};
 
 use crate::support::link::connected;
@@ -199,4 +199,17 @@ fn memory_that_cannot_be_registered_is_returned() {
     let empty = pd.try_register(Vec::with_capacity(50)).unwrap_err();
     assert!(matches!(empty.error, Error::EmptyRegion) && empty.memory.capacity() == 50, "{empty:?}");
     assert!(pd.allocate(10).unwrap().into_memory::<Pages>().is_ok());
+}
+
+#[test]
+fn a_buffer_is_returned_only_to_memory_of_its_type() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let buffer = pd.allocate(64).unwrap();
+    let address = buffer.address();
+    let buffer = Returned::<HugePages>::try_from(buffer).unwrap_err();
+    let (buffer, rest) = buffer.into_split(10).unwrap();
+    let buffer = Returned::<Pages>::try_from(buffer).unwrap();
+    assert_eq!((buffer.memory().len(), buffer.capacity()), (64, 10));
+    assert_eq!(Buffer::from(buffer).join(rest).unwrap().address(), address);
 }

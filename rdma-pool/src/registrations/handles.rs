@@ -1,6 +1,7 @@
 //! `Bytes`, which have no identity: copied or registered for the life of their handle.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use rdma_safe::mr::ReadOnly;
@@ -53,7 +54,9 @@ unsafe impl ReadOnly for Leased {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.of.regions.give_back(self.bytes);
+        if !self.of.is_inherited() {
+            self.of.regions.give_back(self.bytes);
+        }
     }
 }
 
@@ -79,6 +82,7 @@ impl RegistrationCache {
         }
         let mut copy = buffer(bytes.len()).map_err(PayloadError::Buffer)?;
         copy.fill_from(&bytes).map_err(PayloadError::Copy)?;
+        self.0.copied.fetch_add(1, Ordering::Relaxed);
         Ok(Payload::Copied(copy))
     }
 
@@ -91,6 +95,7 @@ impl RegistrationCache {
     /// As for [`RegistrationCache::register`].
     pub fn register_bytes(&self, bytes: Bytes) -> Result<SharedBuffer, RegistrationError> {
         let inner = &self.0;
+        inner.require_own()?;
         let len = bytes.len();
         let register = || {
             let leased = Leased { handle: bytes.clone(), lease: Lease { of: Arc::clone(inner), bytes: len } };

@@ -11,6 +11,9 @@ pub(crate) trait References: Clone {
 }
 
 /// A cache that many threads share. Values are made and dropped outside of its lock.
+///
+/// In a forked child, other threads of the parent may hold the lock for ever and may have been changing the entries. An inherited
+/// cache must not be used there, and dropped only after [`Lru::leak`].
 pub(crate) struct Lru<K, V> {
     entries: Mutex<Entries<K, V>>,
     limit: usize,
@@ -39,6 +42,8 @@ struct Entry<V> {
 pub(crate) struct Counts {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
+    /// Values that were not to be cached.
+    pub(crate) uncached: u64,
     pub(crate) evictions: u64,
 }
 
@@ -65,9 +70,7 @@ pub(crate) enum Failed<E> {
 
 impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
     pub(crate) fn new(limit: usize) -> Self {
-        let entries =
-            Entries { by_key: HashMap::new(), by_use: BTreeMap::new(), now: 0, bytes: 0, counts: Counts::default() };
-        Lru { entries: Mutex::new(entries), limit }
+        Lru { entries: Mutex::new(Entries::new()), limit }
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -97,7 +100,7 @@ impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
         if let Some(value) = self.lock().hit(&key) {
             return Ok(value);
         }
-        let value = self.reserve(bytes, make, is_limit)?;
+        let value = self.make(bytes, make, is_limit, |counts| &mut counts.misses)?;
         let mut entries = self.lock();
         if let Some(first) = entries.reuse(&key) {
             entries.bytes -= bytes;
@@ -110,15 +113,27 @@ impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
     }
 
     /// Makes a value of `bytes` bytes that is not cached. The bytes count until [`Lru::give_back`].
+    #[cfg(any(test, feature = "bytes"))]
     pub(crate) fn reserve<E>(
+        &self,
+        bytes: usize,
+        make: impl FnMut() -> Result<V, E>,
+        is_limit: impl Fn(&E) -> bool,
+    ) -> Result<V, Failed<E>> {
+        self.make(bytes, make, is_limit, |counts| &mut counts.uncached)
+    }
+
+    /// Makes a value whose bytes are reserved, and counts it.
+    fn make<E>(
         &self,
         bytes: usize,
         mut make: impl FnMut() -> Result<V, E>,
         is_limit: impl Fn(&E) -> bool,
+        count: impl FnOnce(&mut Counts) -> &mut u64,
     ) -> Result<V, Failed<E>> {
         let evicted = {
             let mut entries = self.lock();
-            entries.counts.misses += 1;
+            *count(&mut entries.counts) += 1;
             entries.reserve(bytes, self.limit).map_err(|pinned| Failed::Full { pinned })?
         };
         // Also gives the bytes back if an evicted owner or `make` panics.
@@ -163,6 +178,18 @@ impl<K: Copy + Eq + Hash, V: References> Lru<K, V> {
         before - entries.bytes
     }
 
+    /// Forgets all entries, which another thread may have been changing at a fork.
+    pub(crate) fn leak(&mut self) {
+        std::mem::forget(std::mem::replace(&mut self.entries, Mutex::new(Entries::new())));
+    }
+
+    /// Calls `run` with the lock held.
+    #[cfg(test)]
+    pub(crate) fn locked(&self, run: impl FnOnce()) {
+        let _entries = self.lock();
+        run();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Entries<K, V>> {
         // No code of others runs under the lock except for `Hash` and `Eq` of the keys, which are the caller's module's.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,6 +208,10 @@ impl<K: Copy + Eq + Hash, V: References> Drop for Reservation<'_, K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V: References> Entries<K, V> {
+    fn new() -> Self {
+        Entries { by_key: HashMap::new(), by_use: BTreeMap::new(), now: 0, bytes: 0, counts: Counts::default() }
+    }
+
     fn hit(&mut self, key: &K) -> Option<V> {
         let value = self.reuse(key)?;
         self.counts.hits += 1;
@@ -313,7 +344,7 @@ mod tests {
         let first = rig.get(1, 10).ok().unwrap();
         let second = rig.get(1, 10).ok().unwrap();
         assert!(Rc::ptr_eq(&first, &second));
-        assert_eq!(rig.lru.counts(), Counts { hits: 1, misses: 1, evictions: 0 });
+        assert_eq!(rig.lru.counts(), Counts { hits: 1, misses: 1, ..Counts::default() });
         assert_eq!(rig.lru.usage(), Usage { entries: 1, bytes: 10, pinned: 10 });
         drop((first, second));
         assert_eq!(rig.lru.usage(), Usage { entries: 1, bytes: 10, pinned: 0 });
@@ -376,6 +407,7 @@ mod tests {
         let value = rig.lru.reserve(25, || Ok(rig.value(2)), |never: &Infallible| match *never {}).ok().unwrap();
         assert_eq!(rig.dropped(), [1]);
         assert_eq!(rig.lru.usage(), Usage { entries: 0, bytes: 25, pinned: 25 });
+        assert_eq!(rig.lru.counts(), Counts { misses: 1, uncached: 1, evictions: 1, ..Counts::default() });
         assert!(matches!(rig.get(3, 6), Err(Failed::Full { pinned: 25 })));
         drop(value);
         rig.lru.give_back(25);

@@ -2,11 +2,12 @@
 
 #[cfg(feature = "bytes")]
 mod handles;
-mod lru;
+pub(crate) mod lru;
 mod memory;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_safe::mr::ReadOnly;
 use rdma_safe::{Errno, Error, ProtectionDomain, SharedBuffer};
@@ -49,17 +50,27 @@ pub use memory::SharedMemory;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct RegistrationCache(Arc<Inner>);
+pub struct RegistrationCache(pub(crate) Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     pd: ProtectionDomain,
-    regions: Lru<Key, SharedBuffer>,
+    pub(crate) regions: Lru<Key, SharedBuffer>,
+    /// Calls of `payload` that copied.
+    copied: AtomicU64,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.is_inherited() {
+            self.regions.leak();
+        }
+    }
 }
 
 /// Identity of the memory of an `Arc` that the entry keeps alive: its allocation, and the start and length of its bytes.
 ///
 /// The start and the length are the same for all uses of an allocation, unless `Arc::from_raw` has changed the type.
-type Key = (usize, usize, usize);
+pub(crate) type Key = (usize, usize, usize);
 
 impl RegistrationCache {
     /// Creates a cache of registrations with `pd` of at most `limit` bytes.
@@ -67,7 +78,7 @@ impl RegistrationCache {
     /// The limit also counts registrations in use. `ulimit -l` limits those of all processes of the user together.
     #[must_use]
     pub fn new(pd: &ProtectionDomain, limit: usize) -> Self {
-        RegistrationCache(Arc::new(Inner { pd: pd.clone(), regions: Lru::new(limit) }))
+        RegistrationCache(Arc::new(Inner { pd: pd.clone(), regions: Lru::new(limit), copied: AtomicU64::new(0) }))
     }
 
     /// Registers the bytes of `owner`, unless they are registered already.
@@ -77,9 +88,12 @@ impl RegistrationCache {
     ///
     /// # Errors
     /// [`RegistrationError::Full`] while too much is in use: wait for completions, drop their buffers, and try again.
-    /// [`RegistrationError::Register`] with the reason of the kernel, or with [`Error::EmptyRegion`] for no bytes.
+    /// [`RegistrationError::TooLong`] if the bytes exceed the limit.
+    /// [`RegistrationError::Register`] with the reason of the kernel, with [`Error::EmptyRegion`] for no bytes, or with
+    /// [`Error::Inherited`] in a forked child.
     pub fn register<T: SharedMemory + ?Sized>(&self, owner: &Arc<T>) -> Result<SharedBuffer, RegistrationError> {
         let inner = &*self.0;
+        inner.require_own()?;
         let bytes = owner.bytes();
         let register = || inner.pd.share(Owner(Arc::clone(owner))).map_err(Error::from);
         let region = inner.regions.get(key(owner), bytes.len(), register, is_limit);
@@ -88,12 +102,12 @@ impl RegistrationCache {
 
     /// Deregisters the bytes of `owner` and drops the clone of it, unless they are in use. Returns whether it did.
     pub fn evict<T: SharedMemory + ?Sized>(&self, owner: &Arc<T>) -> bool {
-        self.0.regions.evict(&key(owner))
+        !self.0.is_inherited() && self.0.regions.evict(&key(owner))
     }
 
     /// Deregisters all memory that is not in use. Returns its bytes.
     pub fn clear(&self) -> usize {
-        self.0.regions.clear()
+        if self.0.is_inherited() { 0 } else { self.0.regions.clear() }
     }
 
     /// The domain of the registrations.
@@ -108,13 +122,18 @@ impl RegistrationCache {
         self.0.regions.limit()
     }
 
-    /// Counts since the cache was created, and its present size.
+    /// Counts since the cache was created, and its present size. All are zero in a forked child that has inherited the cache.
     #[must_use]
     pub fn statistics(&self) -> RegistrationStatistics {
+        if self.0.is_inherited() {
+            return RegistrationStatistics::default();
+        }
         let (counts, usage) = (self.0.regions.counts(), self.0.regions.usage());
         RegistrationStatistics {
             hits: counts.hits,
             misses: counts.misses,
+            uncached: counts.uncached,
+            copied: self.0.copied.load(Ordering::Relaxed),
             evictions: counts.evictions,
             regions: usage.entries,
             bytes: usage.bytes,
@@ -134,8 +153,24 @@ impl fmt::Debug for RegistrationCache {
 }
 
 impl Inner {
+    /// Whether this process was forked after the device was opened.
+    fn is_inherited(&self) -> bool {
+        self.pd.context().is_inherited()
+    }
+
+    fn require_own(&self) -> Result<(), RegistrationError> {
+        if self.is_inherited() {
+            let object = self.pd.context().device_name().into();
+            return Err(RegistrationError::Register(Error::Inherited { object }));
+        }
+        Ok(())
+    }
+
     fn error(&self, failed: Failed<Error>, len: usize) -> RegistrationError {
         match failed {
+            Failed::Full { .. } if len > self.regions.limit() => {
+                RegistrationError::TooLong { len, limit: self.regions.limit() }
+            }
             Failed::Full { pinned } => RegistrationError::Full { len, in_use: pinned, limit: self.regions.limit() },
             Failed::Make(error) => RegistrationError::Register(error),
         }
@@ -172,14 +207,27 @@ impl References for SharedBuffer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrationError {
-    /// The registrations in use leave too few bytes of the limit. Completions free some of them, unless the memory is larger than
-    /// the limit.
-    #[error("{len} bytes exceed the limit of {limit} bytes of the registration cache, of which {in_use} are in use")]
+    /// The registrations in use leave too few bytes of the limit. Try again when some of them have been dropped.
+    #[error(
+        "{len} bytes do not fit into the registration cache now: {in_use} of its {limit} bytes are in use; drop completions, or \
+         raise the limit"
+    )]
     Full {
         /// Length of the memory in bytes.
         len: usize,
         /// Bytes of the registrations in use.
         in_use: usize,
+        /// Limit of the cache in bytes.
+        limit: usize,
+    },
+    /// The memory never fits into the cache.
+    #[error(
+        "{len} bytes are more than the registration cache may hold: raise the limit of {limit} bytes in RegistrationCache::new, or \
+         register the memory by ProtectionDomain::share"
+    )]
+    TooLong {
+        /// Length of the memory in bytes.
+        len: usize,
         /// Limit of the cache in bytes.
         limit: usize,
     },
@@ -189,13 +237,17 @@ pub enum RegistrationError {
 }
 
 /// Counts of a [`RegistrationCache`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct RegistrationStatistics {
     /// Uses that found a registration.
     pub hits: u64,
     /// Uses that found none.
     pub misses: u64,
+    /// Uses that registered `Bytes`, which the cache does not keep.
+    pub uncached: u64,
+    /// Payloads that were copied instead of registered.
+    pub copied: u64,
     /// Registrations removed for others, by [`RegistrationCache::evict`], or by [`RegistrationCache::clear`].
     pub evictions: u64,
     /// Cached registrations.

@@ -28,15 +28,15 @@ fn random_operations_neither_overlap_nor_lose_a_byte() {
     let pool = super::pool(source.clone(), [64 << 10, 1 << 20, 256 << 10, 0], 48 << 20, 1 << 20);
     let threads: Vec<_> = (0..3).map(|_| Thread::new(&pool)).collect();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let mut live: Vec<(Range, usize)> = Vec::new();
+    let mut live: Vec<Taken<Range>> = Vec::new();
     let mut places: BTreeMap<Place, usize> = BTreeMap::new();
     let (mut bytes, mut refused) = (0, 0);
     for _ in 0..operations() {
         let thread = &threads[random.below(threads.len())];
         if random.below(2) == 0 && !live.is_empty() {
             let found = live.swap_remove(random.below(live.len()));
-            assert_eq!(places.remove(&found.0.place()), Some(found.0.capacity()));
-            bytes -= found.0.capacity();
+            assert_eq!(places.remove(&found.block.place()), Some(found.block.capacity()));
+            bytes -= found.block.capacity();
             thread.put(found);
             continue;
         }
@@ -44,7 +44,7 @@ fn random_operations_neither_overlap_nor_lose_a_byte() {
         // All orders of magnitude occur equally often.
         let order = random.below(18);
         let len = 1 + random.below(64 << order);
-        let Some((block, heap)) = thread.get(budget, len) else {
+        let Some(Taken { block, heap }) = thread.get(budget, len) else {
             refused += 1;
             continue;
         };
@@ -61,7 +61,7 @@ fn random_operations_neither_overlap_nor_lose_a_byte() {
         assert!(after.is_none_or(|(other, _)| place.1 + capacity <= other.1), "{block:?} overlaps {after:?}");
         places.insert(place, capacity);
         bytes += capacity;
-        live.push((block, heap));
+        live.push(Taken { block, heap });
     }
     assert_eq!(used(&pool), bytes);
     assert!(refused > 0 || cfg!(miri), "the load never exhausted the pool");

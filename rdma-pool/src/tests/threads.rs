@@ -26,7 +26,7 @@ impl Flag {
 }
 
 /// A pool of 64 KiB for all, all of it in use.
-fn drained() -> (Ranged, Vec<(Range, usize)>) {
+fn drained() -> (Ranged, Vec<Taken<Range>>) {
     let pool = super::pool(Ranges::new(usize::MAX), [0; BUDGETS], 64 << 10, 64 << 10);
     let thread = Thread::new(&pool);
     let blocks: Vec<_> = std::iter::from_fn(|| thread.get(SEND, 4096)).collect();
@@ -52,7 +52,7 @@ fn waiters_of_a_budget_are_served_in_order_of_arrival() {
     assert_eq!(pool.statistics().2, 3);
     let woken = || flags.iter().map(|flag| flag.take()).collect::<Vec<_>>();
     // A block that is not adjacent to the next one to return.
-    blocks.sort_by_key(|(block, _)| block.place());
+    blocks.sort_by_key(|taken| taken.block.place());
     thread.put(blocks.remove(8));
     assert_eq!(woken(), [false; 3]);
     assert!(thread.get(SEND, 64).is_none(), "a caller that came later took a block");
@@ -63,7 +63,7 @@ fn waiters_of_a_budget_are_served_in_order_of_arrival() {
     assert_eq!(woken(), [true; 3]);
     let context = Context::from_waker(Waker::noop());
     let found: Vec<_> = waiters.iter_mut().map(|waiter| waiter.poll(&context).unwrap()).collect();
-    assert_eq!(found.iter().map(|(block, _)| block.capacity()).collect::<Vec<_>>(), [8192, 64, 64]);
+    assert_eq!(found.iter().map(|taken| taken.block.capacity()).collect::<Vec<_>>(), [8192, 64, 64]);
     assert_eq!(pool.statistics().2, 0);
 }
 
@@ -79,7 +79,7 @@ fn a_waiter_that_gives_up_passes_on_its_turn_and_its_block() {
     drop(first);
     // The second one has been served. It gives up without having looked.
     drop(second);
-    assert_eq!(third.poll(&context).unwrap().0.capacity(), 4096);
+    assert_eq!(third.poll(&context).unwrap().block.capacity(), 4096);
     assert_eq!(pool.statistics().2, 0);
 }
 
@@ -99,7 +99,7 @@ fn a_thread_that_waits_gets_the_blocks_of_an_idle_thread() {
         let waiter = scope.spawn(|| {
             let waiting = pool.take_or_queue(None, RECEIVE, class::of(64 << 10).unwrap(), None).unwrap().err().unwrap();
             queued.send(()).unwrap();
-            waiting.wait(None).unwrap().0.capacity()
+            waiting.wait(None).unwrap().block.capacity()
         });
         is_queued.recv().unwrap();
         let thread = Thread::new(&pool);
@@ -119,14 +119,14 @@ fn a_waiter_makes_the_heap_grow_when_arenas_become_free() {
     let mut waiting = pool.take_or_queue(None, SEND, class::of(64 << 10).unwrap(), None).unwrap().err().unwrap();
     blocks.into_iter().for_each(|block| thread.put(block));
     let found = waiting.poll(&Context::from_waker(Waker::noop())).unwrap();
-    assert_eq!(found.0.capacity(), 64 << 10);
+    assert_eq!(found.block.capacity(), 64 << 10);
 }
 
 #[test]
 fn blocks_that_other_threads_return_are_used_again() {
     let rounds = if cfg!(miri) { 60 } else { 20_000 };
     let pool = super::pool(Ranges::new(usize::MAX), [0; BUDGETS], 256 << 10, 64 << 10);
-    let (sender, receiver) = mpsc::sync_channel::<(Range, usize)>(64);
+    let (sender, receiver) = mpsc::sync_channel::<Taken<Range>>(64);
     thread::scope(|scope| {
         scope.spawn(|| {
             let thread = Thread::new(&pool);

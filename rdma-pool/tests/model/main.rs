@@ -29,6 +29,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
+use block::Taken;
 use cache::{Cache, put_cached, take_cached};
 use lock::SpinLock;
 use ranges::{BLOCK, Range, Ranged, drained};
@@ -43,14 +44,14 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Returns a block as a thread with `cache` does.
-fn free(pool: &Ranged, cache: &Cache<Range>, (block, heap): (Range, usize)) {
+fn free(pool: &Ranged, cache: &Cache<Range>, Taken { block, heap }: Taken<Range>) {
     if let Some(block) = put_cached(cache, heap, block) {
         pool.put(Some(cache), heap, block);
     }
 }
 
 /// Gets a block as a thread without a cache does, and waits for it.
-fn get(pool: &Ranged) -> (Range, usize) {
+fn get(pool: &Ranged) -> Taken<Range> {
     match pool.take_or_queue(None, SEND, class::of(BLOCK).unwrap(), None).unwrap() {
         Ok(found) => found,
         Err(waiting) => waiting.wait(None).expect("there is no deadline"),
@@ -83,8 +84,7 @@ fn a_block_that_an_idle_thread_has_cached_reaches_a_waiter() {
             free(&other, &cache, block);
             cache
         });
-        let (block, _) = get(&pool);
-        assert_eq!(block.len(), BLOCK);
+        assert_eq!(get(&pool).block.len(), BLOCK);
         thread.join().unwrap();
     });
 }
@@ -121,7 +121,7 @@ fn the_block_of_a_thread_that_ends_reaches_a_waiter() {
             free(&other, &cache, block);
             other.retire(&cache);
         });
-        assert_eq!(get(&pool).0.len(), BLOCK);
+        assert_eq!(get(&pool).block.len(), BLOCK);
         thread.join().unwrap();
     });
 }
@@ -135,11 +135,11 @@ fn a_waiter_that_gives_up_passes_its_block_on() {
         let quitter = thread::spawn(move || {
             let turn = quitter.take_or_queue(None, SEND, class::of(BLOCK).unwrap(), None).unwrap();
             // A place in the queue is given up by dropping it, before or after it was served.
-            if let Ok((block, heap)) = turn {
+            if let Ok(Taken { block, heap }) = turn {
                 quitter.put(None, heap, block);
             }
         });
-        let (block, heap) = get(&pool);
+        let Taken { block, heap } = get(&pool);
         pool.put(None, heap, block);
         giver.join().unwrap();
         quitter.join().unwrap();

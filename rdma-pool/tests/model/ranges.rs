@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use crate::allocator::{Allocator, BUDGETS};
-use crate::block::{Block, Place, Source};
+use crate::block::{Block, Place, Source, Taken};
 use crate::cache::Cache;
 use crate::{SEND, class};
 
@@ -55,6 +55,10 @@ impl Source<Range> for Ranges {
         Ok(Range { start: 0, len })
     }
 
+    fn is_inherited(&self) -> bool {
+        false
+    }
+
     fn is_limit(error: &Infallible) -> bool {
         match *error {}
     }
@@ -63,7 +67,7 @@ impl Source<Range> for Ranges {
 pub(crate) type Ranged = Allocator<Range, Ranges>;
 
 /// A pool whose only block is in use, and the cache of the thread that has it.
-pub(crate) fn drained() -> (Arc<Ranged>, Arc<Cache<Range>>, (Range, usize)) {
+pub(crate) fn drained() -> (Arc<Ranged>, Arc<Cache<Range>>, Taken<Range>) {
     let pool = Ranged::new(Ranges, [0; BUDGETS], BLOCK, BLOCK);
     let cache = pool.cache();
     let Ok(block) = pool.try_take(Some(&cache), SEND, class::of(BLOCK).unwrap()) else { panic!("there is a block") };

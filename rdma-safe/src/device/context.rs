@@ -364,9 +364,12 @@ impl Context {
         Error::Verb { verb, device: self.device_name().into(), errno }
     }
 
-    /// Whether this process was forked after the device was opened. The device then belongs to the parent.
+    /// Whether this process was forked after the device was opened.
+    ///
+    /// The device then belongs to the parent, and this process may only [drop](crate::fork) what was made from it.
+    #[must_use]
     #[inline(always)]
-    pub(crate) fn is_inherited(&self) -> bool {
+    pub fn is_inherited(&self) -> bool {
         self.inner.creator.is_parent()
     }
 

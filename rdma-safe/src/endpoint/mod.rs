@@ -14,6 +14,7 @@ mod lists;
 mod methods;
 mod pending;
 mod poll;
+mod poll_each;
 mod pool;
 mod post;
 mod ring;

@@ -81,74 +81,9 @@ impl<I: Interface> Endpoint<I> {
         }
     }
 
-    /// Takes completed work, at most `max` pieces, and passes each to `f`. Never waits. Returns their number.
-    ///
-    /// For one piece it costs as much as [`Endpoint::poll`], and less for each further one: the provider is asked once for all.
-    /// The provider may hold a lock while `f` runs, so `f` should only store what it is given.
-    ///
-    /// # Errors
-    /// Like [`Endpoint::poll`]. The pieces before the error have been passed to `f`.
-    #[inline(always)]
-    pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(Completion)) -> Result<usize, PollError> {
-        let mut taken = 0;
-        if self.poster.gates.poll && self.takes_several() && max != 0 {
-            // SAFETY: as in `poll_with`. What `f` may do is in the documentation of `cq::owned`.
-            let Some(open) = (unsafe { self.cq.start_poll() })? else {
-                self.found_nothing::<()>()?;
-                return Ok(0);
-            };
-            let mut open = EndpointCompletion(open);
-            let Live { sends, receives, .. } = &mut self.poster.live;
-            while let Some(completion) = take_plain(sends, receives, &open.completion()) {
-                f(completion);
-                taken += 1;
-                if taken == max || !open.0.next()? {
-                    return Ok(taken);
-                }
-            }
-            let found = self.poll_recording(open.0);
-            return self.poll_rest(max, taken, Some(found), &mut f);
-        }
-        self.poll_rest(max, taken, None, &mut f)
-    }
-
-    /// The rest of [`Endpoint::poll_each`], one completion at a time. `found` is the first of them.
-    // `f` is not a type parameter, so that the compiler inlines it where it is called for most completions.
-    #[cold]
-    #[inline(never)]
-    fn poll_rest(
-        &mut self,
-        max: usize,
-        mut taken: usize,
-        found: Option<SlowPoll>,
-        f: &mut dyn FnMut(Completion),
-    ) -> Result<usize, PollError> {
-        if let Some(found) = found {
-            match self.slow_poll_result(found, |completion| completion)? {
-                Some(completion) => f(completion),
-                None => return Ok(taken),
-            }
-            taken += 1;
-        }
-        while taken < max {
-            match self.poll()? {
-                Some(completion) => f(completion),
-                None => break,
-            }
-            taken += 1;
-        }
-        Ok(taken)
-    }
-
-    /// Whether [`Endpoint::poll_each`] can take several completions with one poll.
-    #[inline(always)]
-    fn takes_several(&self) -> bool {
-        I::EXTENDED != Some(false) && self.cq.takes_several()
-    }
-
     /// Ends a poll that found nothing. Some of them check the peer, whose loss the next poll reports.
     #[inline(always)]
-    fn found_nothing<R>(&mut self) -> Result<Option<R>, PollError> {
+    pub(super) fn found_nothing<R>(&mut self) -> Result<Option<R>, PollError> {
         if self.poster.countdown.count() {
             self.poster.check_peer_by_clock();
         }
@@ -157,7 +92,7 @@ impl<I: Interface> Endpoint<I> {
 
     /// Returns the result of a slow-path poll.
     #[inline(always)]
-    fn slow_poll_result<R>(
+    pub(super) fn slow_poll_result<R>(
         &mut self,
         found: SlowPoll,
         f: impl FnOnce(Completion) -> R,
@@ -212,7 +147,7 @@ impl<I: Interface> Endpoint<I> {
     /// silent, newer.
     #[cold]
     #[inline(never)]
-    fn poll_recording(&mut self, open: OpenPoll) -> SlowPoll {
+    pub(super) fn poll_recording(&mut self, open: OpenPoll) -> SlowPoll {
         // SAFETY: the queue of an endpoint has these fields.
         let found = unsafe { open.completion(FIELDS) };
         let recorded = record(&mut self.poster.live, &mut self.poster.slow, found);
@@ -378,7 +313,7 @@ pub(super) trait CurrentCompletion {
 }
 
 /// The current completion of an endpoint's extended queue.
-struct EndpointCompletion(OpenPoll);
+pub(super) struct EndpointCompletion(pub(super) OpenPoll);
 
 impl CurrentCompletion for EndpointCompletion {
     #[inline(always)]
@@ -397,43 +332,10 @@ impl CurrentCompletion for WorkCompletion<'_> {
 
 /// Result of a slow-path poll. The details are in [`SlowResults`](super::SlowResults).
 #[derive(Clone, Copy)]
-enum SlowPoll {
+pub(super) enum SlowPoll {
     Nothing,
     Completion,
     Failure,
-}
-
-/// The fast path of a poll of several: the oldest work of its ring has succeeded, and has no immediate data.
-///
-/// `None` for any other completion, with nothing changed. There is one result for sends and receives, so that the caller can use it
-/// in one place.
-#[inline(always)]
-pub(super) fn take_plain(
-    sends: &mut Ring<Buffer>,
-    receives: &mut Ring<Buffer>,
-    found: &WorkCompletion<'_>,
-) -> Option<Completion> {
-    if found.status() != WcStatus::SUCCESS {
-        return None;
-    }
-    let id = found.wr_id();
-    let (buffer, operation, byte_len) = if id == sends.oldest() {
-        let (buffer, operation) = sends.take_oldest()?;
-        let byte_len = match operation {
-            Operation::Read | Operation::Atomic => buffer.len() as u32,
-            _ => 0,
-        };
-        (buffer, operation, byte_len)
-    } else {
-        if id != receives.oldest() || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
-            return None;
-        }
-        let (mut buffer, _) = receives.take_oldest()?;
-        buffer.set_len_within(found.byte_len().unwrap_or(0));
-        let byte_len = buffer.len() as u32;
-        (buffer, Operation::Receive, byte_len)
-    };
-    Some(Completion::new(id, operation, Some(buffer), Outcome { byte_len, ..Outcome::DONE }))
 }
 
 /// The fast path: the completion belongs to the oldest work of its ring, and that work succeeded.

@@ -164,6 +164,7 @@ impl<'a> Work<'a> {
 
     /// Returns the buffer or the list of work that is not to be posted.
     #[must_use]
+    #[inline]
     pub fn into_memory(self) -> (Option<Buffer>, Option<Gather>) {
         match self.data {
             Data::Buffer(buffer) => (Some(buffer), None),

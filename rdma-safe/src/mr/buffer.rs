@@ -96,7 +96,7 @@ impl Buffer {
 
     /// The buffer without its drop.
     #[inline(always)]
-    fn into_part(self) -> Box<Part> {
+    pub(super) fn into_part(self) -> Box<Part> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used nor dropped afterwards.
         unsafe { ManuallyDrop::take(&mut this.0) }
@@ -115,11 +115,6 @@ impl Buffer {
     /// The region of the dropped buffer.
     pub(super) fn into_region(self) -> Arc<Region> {
         self.into_part().region
-    }
-
-    /// Frees the buffer even if its memory [takes back](super::Backing::take_back) dropped buffers. A pool loses it for good.
-    pub fn free(self) {
-        drop(self.into_part());
     }
 
     /// Maximum length in bytes.

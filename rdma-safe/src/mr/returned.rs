@@ -1,5 +1,6 @@
 //! Dropped buffers, for their memory to take back.
 
+use std::any::TypeId;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -54,8 +55,9 @@ use super::{Backing, Buffer};
 /// };
 /// let whole = head.join(tail).map_err(|_| "the parts are adjacent")?;
 /// assert_eq!(whole.capacity(), 4096);
-/// drop(free);
-/// drop(whole); // frees it, because its owner is gone
+/// // The pool, which knows the type of its memory, can free a buffer for good.
+/// drop(Returned::<Lent>::try_from(whole).map_err(|_| "the memory has another type")?);
+/// assert!(free.lock().unwrap().is_empty());
 /// # Ok(())
 /// # }
 /// # #[cfg(not(feature = "soft"))]
@@ -95,6 +97,19 @@ impl<M: Backing> Returned<M> {
     #[inline(always)]
     pub fn capacity(&self) -> usize {
         self.part.capacity
+    }
+}
+
+impl<M: Backing> TryFrom<Buffer> for Returned<M> {
+    /// The buffer, whose memory has another type.
+    type Error = Buffer;
+
+    /// The buffer as if it had been dropped, for the owner of its memory. Dropping the result frees the buffer.
+    fn try_from(buffer: Buffer) -> Result<Self, Buffer> {
+        if buffer.region().type_id != TypeId::of::<M>() {
+            return Err(buffer);
+        }
+        Ok(Returned { part: buffer.into_part(), memory: PhantomData })
     }
 }
 

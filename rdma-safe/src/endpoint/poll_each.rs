@@ -1,0 +1,107 @@
+//! Taking several completions with one poll.
+
+use super::poll::{CurrentCompletion, EndpointCompletion, Outcome, SlowPoll};
+use super::ring::Ring;
+use super::{Completion, Endpoint, Live, Operation};
+use crate::interface::Interface;
+use crate::{Buffer, PollError, WcFlags, WcStatus, WorkCompletion};
+
+impl<I: Interface> Endpoint<I> {
+    /// Takes completed work, at most `max` pieces, and passes each to `f`. Never waits. Returns their number.
+    ///
+    /// For one piece it costs as much as [`Endpoint::poll`], and less for each further one: the provider is asked once for all.
+    /// The provider may hold a lock while `f` runs, so `f` should only store what it is given.
+    ///
+    /// # Errors
+    /// Like [`Endpoint::poll`]. The pieces before the error have been passed to `f`.
+    #[inline(always)]
+    pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(Completion)) -> Result<usize, PollError> {
+        let mut taken = 0;
+        if self.poster.gates.poll && self.takes_several() && max != 0 {
+            // SAFETY: as in `poll_with`. What `f` may do is in the documentation of `cq::owned`.
+            let Some(open) = (unsafe { self.cq.start_poll() })? else {
+                self.found_nothing::<()>()?;
+                return Ok(0);
+            };
+            let mut open = EndpointCompletion(open);
+            let Live { sends, receives, .. } = &mut self.poster.live;
+            while let Some(completion) = take_plain(sends, receives, &open.completion()) {
+                f(completion);
+                taken += 1;
+                if taken == max || !open.0.next()? {
+                    return Ok(taken);
+                }
+            }
+            let found = self.poll_recording(open.0);
+            return self.poll_rest(max, taken, Some(found), &mut f);
+        }
+        self.poll_rest(max, taken, None, &mut f)
+    }
+
+    /// The rest of [`Endpoint::poll_each`], one completion at a time. `found` is the first of them.
+    // `f` is not a type parameter, so that the compiler inlines it where it is called for most completions.
+    #[cold]
+    #[inline(never)]
+    fn poll_rest(
+        &mut self,
+        max: usize,
+        mut taken: usize,
+        found: Option<SlowPoll>,
+        f: &mut dyn FnMut(Completion),
+    ) -> Result<usize, PollError> {
+        if let Some(found) = found {
+            match self.slow_poll_result(found, |completion| completion)? {
+                Some(completion) => f(completion),
+                None => return Ok(taken),
+            }
+            taken += 1;
+        }
+        while taken < max {
+            match self.poll()? {
+                Some(completion) => f(completion),
+                None => break,
+            }
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    /// Whether [`Endpoint::poll_each`] can take several completions with one poll.
+    #[inline(always)]
+    fn takes_several(&self) -> bool {
+        I::EXTENDED != Some(false) && self.cq.takes_several()
+    }
+}
+
+/// The fast path of a poll of several: the oldest work of its ring has succeeded, and has no immediate data.
+///
+/// `None` for any other completion, with nothing changed. There is one result for sends and receives, so that the caller can use it
+/// in one place.
+#[inline(always)]
+pub(super) fn take_plain(
+    sends: &mut Ring<Buffer>,
+    receives: &mut Ring<Buffer>,
+    found: &WorkCompletion<'_>,
+) -> Option<Completion> {
+    if found.status() != WcStatus::SUCCESS {
+        return None;
+    }
+    let id = found.wr_id();
+    let (buffer, operation, byte_len) = if id == sends.oldest() {
+        let (buffer, operation) = sends.take_oldest()?;
+        let byte_len = match operation {
+            Operation::Read | Operation::Atomic => buffer.len() as u32,
+            _ => 0,
+        };
+        (buffer, operation, byte_len)
+    } else {
+        if id != receives.oldest() || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
+            return None;
+        }
+        let (mut buffer, _) = receives.take_oldest()?;
+        buffer.set_len_within(found.byte_len().unwrap_or(0));
+        let byte_len = buffer.len() as u32;
+        (buffer, Operation::Receive, byte_len)
+    };
+    Some(Completion::new(id, operation, Some(buffer), Outcome { byte_len, ..Outcome::DONE }))
+}
