@@ -14,7 +14,7 @@ use crate::driver::queue::Queue;
 use crate::operation::Operation;
 use crate::receive::{Message, Receive};
 use crate::request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
-use crate::{Driver, Error, Result, Sharing, Threads};
+use crate::{Driver, Error, Result, Sharing, Threads, trace};
 
 /// A reliable connection, for any number of tasks.
 ///
@@ -230,6 +230,7 @@ fn old_value(operand: &Buffer) -> Result<u64> {
 
 impl<S: Sharing> Drop for Inner<S> {
     fn drop(&mut self) {
+        trace::closing(self.facts.peer);
         self.queue.begin_close(self.key, self.linger);
     }
 }

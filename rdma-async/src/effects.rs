@@ -1,11 +1,13 @@
 //! What has to happen once no lock is held.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::task::Waker;
 
 use rdma_safe::{Buffer, Completion};
 
 use crate::driver::state::Done;
+use crate::trace;
 
 /// Tasks to wake and memory to drop. Both can run code of the user, so they wait until no lock is held.
 ///
@@ -19,6 +21,8 @@ pub(crate) struct Effects {
     done: Vec<Done>,
     buffers: Vec<Buffer>,
     dropped_wakers: Vec<Waker>,
+    /// Why connections have failed. A subscriber of events is code of the user, too.
+    failures: Vec<Arc<rdma_safe::Error>>,
 }
 
 impl Effects {
@@ -43,6 +47,11 @@ impl Effects {
         self.buffers.extend(buffers);
     }
 
+    /// A connection has failed.
+    pub(crate) fn note_failure(&mut self, error: Arc<rdma_safe::Error>) {
+        self.failures.push(error);
+    }
+
     pub(crate) fn drop_waker(&mut self, waker: Option<Waker>) {
         self.dropped_wakers.extend(waker);
     }
@@ -59,8 +68,8 @@ impl Effects {
         if !self.done.is_empty() {
             self.done.clear();
         }
-        if !(self.completions.is_empty() && self.buffers.is_empty() && self.dropped_wakers.is_empty()) {
-            self.drop_memory();
+        if !self.is_usual() {
+            self.run_unusual();
         }
     }
 
@@ -71,9 +80,16 @@ impl Effects {
         }
     }
 
+    #[inline(always)]
+    fn is_usual(&self) -> bool {
+        let Effects { completions, buffers, dropped_wakers, failures, .. } = self;
+        completions.is_empty() && buffers.is_empty() && dropped_wakers.is_empty() && failures.is_empty()
+    }
+
     #[cold]
     #[inline(never)]
-    fn drop_memory(&mut self) {
+    fn run_unusual(&mut self) {
+        self.failures.drain(..).for_each(|error| trace::failed(&error));
         self.completions.clear();
         self.buffers.clear();
         self.dropped_wakers.clear();

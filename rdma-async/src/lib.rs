@@ -69,6 +69,8 @@
 //! | `tokio` (default) | drivers as tasks of tokio |
 //! | `async-io` | drivers as tasks of smol and other programs on async-io |
 //! | `bytes` | `Bytes` of received messages without a copy |
+//! | `metrics` | [`Driver`]'s counts for recorders of the crate metrics |
+//! | `tracing` | events of connections that are made, fail and end |
 //! | `soft` | soft0, a software RNIC in the process |
 
 #![deny(missing_docs)]
@@ -88,6 +90,7 @@ mod receive;
 mod request;
 mod resolve;
 mod sharing;
+mod trace;
 
 #[cfg(feature = "async-io")]
 mod async_io;

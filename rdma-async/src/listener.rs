@@ -14,7 +14,7 @@ use rdma_safe::cm::{self, Address, Request};
 use crate::driver::events::Source;
 use crate::opening::{Opening, Plan, post_receives};
 use crate::options::{Options, setters};
-use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads};
+use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads, trace};
 
 /// Listens at an address for connections.
 ///
@@ -218,7 +218,10 @@ impl<S: Sharing> Listener<S> {
                     Ok(Some(request)) => match self.start(request) {
                         Ok(opening) => S::with(&self.state, |state| state.opening.push(opening)),
                         Err(Error::DriverStopped) => return Poll::Ready(Err(Error::DriverStopped)),
-                        Err(_) => S::with(&self.state, |state| state.failed += 1),
+                        Err(error) => {
+                            trace::handshake_failed(&error);
+                            S::with(&self.state, |state| state.failed += 1);
+                        }
                     },
                     Ok(None) => break,
                     Err(error) => return Poll::Ready(Err(error.into())),

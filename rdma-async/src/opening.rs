@@ -12,7 +12,7 @@ use crate::connection::{Facts, Inner};
 use crate::driver::events::{Deadline, Events, Source};
 use crate::driver::queue::Queue;
 use crate::options::Options;
-use crate::{Connection, Driver, Error, Result, Sharing};
+use crate::{Connection, Driver, Error, Result, Sharing, trace};
 
 /// Advances a handshake that needs no endpoint until it is complete.
 pub(crate) async fn complete<S: Sharing, T>(events: &S::Rc<Events<S>>, mut handshake: Handshake<T>) -> Result<T>
@@ -156,7 +156,10 @@ impl<S: Sharing> Future for Opening<S> {
                         return Poll::Pending;
                     }
                 }
-                Err(error) => return Poll::Ready(Err(error)),
+                Err(error) => {
+                    trace::handshake_failed(&error);
+                    return Poll::Ready(Err(error));
+                }
             }
         }
     }
@@ -170,6 +173,7 @@ impl<S: Sharing> Plan<S> {
             private_data: connection.private_data().to_vec(),
         };
         let handle = self.handle(queue, connection.key(), facts);
+        trace::connected(handle.local_address(), handle.peer_address());
         Queue::establish(queue, connection, source);
         handle
     }

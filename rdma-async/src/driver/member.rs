@@ -154,7 +154,12 @@ impl<S: Sharing> Member<S> {
 
     /// Takes no more work, and tells all tasks that wait for room or messages. The first reason counts.
     pub(crate) fn end(&mut self, ended: &Ended, effects: &mut Effects) {
-        self.ended.get_or_insert_with(|| ended.clone());
+        if self.ended.is_none() {
+            if let Ended::Failed(error) = ended {
+                effects.note_failure(error.clone());
+            }
+            self.ended = Some(ended.clone());
+        }
         while let Some(waker) = self.room.notify() {
             effects.wake(waker);
         }

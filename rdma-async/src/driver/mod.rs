@@ -244,6 +244,28 @@ impl<S: Sharing> Driver<S> {
         sum
     }
 
+    /// Records [`Driver::statistics`] with the recorder of the crate metrics: `rdma_async_posted`, `rdma_async_sleeps` and so
+    /// on.
+    ///
+    /// Call it at the interval at which the metrics are read.
+    #[cfg(feature = "metrics")]
+    pub fn record_metrics(&self) {
+        let statistics = self.statistics();
+        let Statistics { connections, operations, posted, completed, failed, received, .. } = statistics;
+        let Statistics { waited, starved, sleeps, wakes, spins, .. } = statistics;
+        metrics::gauge!("rdma_async_connections").set(connections as f64);
+        metrics::gauge!("rdma_async_operations").set(operations as f64);
+        metrics::counter!("rdma_async_posted").absolute(posted);
+        metrics::counter!("rdma_async_completed").absolute(completed);
+        metrics::counter!("rdma_async_failed").absolute(failed);
+        metrics::counter!("rdma_async_received").absolute(received);
+        metrics::counter!("rdma_async_waited").absolute(waited);
+        metrics::counter!("rdma_async_starved").absolute(starved);
+        metrics::counter!("rdma_async_sleeps").absolute(sleeps);
+        metrics::counter!("rdma_async_wakes").absolute(wakes);
+        metrics::counter!("rdma_async_spins").absolute(spins);
+    }
+
     pub(crate) fn downgrade(&self) -> WeakDriver<S> {
         WeakDriver { shared: S::downgrade(&self.shared), alive: S::downgrade(&self.alive) }
     }

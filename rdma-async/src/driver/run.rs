@@ -160,12 +160,11 @@ impl<S: Sharing> Runner<S> {
         for (queue, key) in self.changed.drain(..) {
             queue.check_connection(key);
         }
-        let mut connections = 0;
         for queue in &self.queues {
             queue.advance_leaving(&mut self.effects);
-            connections += queue.population().0;
         }
-        connections != 0 || self.shared.has_handles.load(Ordering::Acquire)
+        // Connections that are being closed have no handles.
+        self.shared.has_handles.load(Ordering::Acquire) || self.queues.iter().any(|queue| queue.population().0 != 0)
     }
 
     fn wait(&mut self, timeout: Option<std::time::Duration>) -> Result<()> {

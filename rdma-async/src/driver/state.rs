@@ -263,6 +263,9 @@ impl<S: Sharing> State<S> {
     }
 
     pub(super) fn advance_leaving(&mut self, effects: &mut Effects) {
+        if self.leaving.is_empty() {
+            return;
+        }
         let now = Instant::now();
         let mut index = 0;
         while let Some(key) = self.leaving.get(index).copied() {
