@@ -7,8 +7,8 @@ use crate::{Measured, Result, Served};
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
-    /// Clients and depth of each row.
-    #[arg(long, value_delimiter = ',', default_value = "1x1,4x1,16x1,1x16,4x16,16x16")]
+    /// Clients and depth of each row, or `read` and `write` for transfers of a mebibyte.
+    #[arg(long, value_delimiter = ',', default_value = "1x1,4x1,16x1,1x16,4x16,16x16,read,write")]
     rows: Vec<String>,
     /// Rounds of each row, of which the median is printed.
     #[arg(long, default_value_t = 3)]
@@ -31,19 +31,26 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("| clients × depth | transport | operations/s | p50 µs | p99 µs | CPU µs/operation |");
     println!("|---|---|---|---|---|---|");
     for row in &options.rows {
-        let (clients, depth) = row.split_once('x').ok_or("a row is CLIENTSxDEPTH")?;
+        let (bulk, clients, depth) = match row.as_str() {
+            "read" | "write" => (Some(row.as_str()), "1", "1 MiB"),
+            row => {
+                let (clients, depth) = row.split_once('x').ok_or("a row is CLIENTSxDEPTH, read or write")?;
+                (None, clients, depth)
+            }
+        };
         let mut rounds = [const { Vec::new() }; COLUMNS.len()];
         for _ in 0..options.rounds {
             for ((_, transport, environment), rounds) in COLUMNS.iter().zip(&mut rounds) {
-                rounds.push(measure(options, transport, environment, clients, depth)?);
+                rounds.push(measure(options, transport, environment, clients, depth, bulk)?);
             }
         }
+        let title = bulk.map_or_else(|| format!("{clients} × {depth}"), |direction| format!("{direction} of 1 MiB"));
         for ((name, ..), mut rounds) in COLUMNS.iter().zip(rounds) {
             rounds.sort_by(|a, b| rate(&a.0).total_cmp(&rate(&b.0)));
             let (median, served) = &rounds[rounds.len() / 2];
             let cpu = (median.cpu_seconds + served.cpu_seconds) * 1e6 / median.operations as f64;
             println!(
-                "| {clients} × {depth} | {name} | {:.0} | {:.1} | {:.1} | {cpu:.2} |",
+                "| {title} | {name} | {:.0} | {:.1} | {:.1} | {cpu:.2} |",
                 rate(median),
                 median.p50_us,
                 median.p99_us
@@ -73,6 +80,7 @@ fn measure(
     environment: &[(&str, &str)],
     clients: &str,
     depth: &str,
+    bulk: Option<&str>,
 ) -> Result<(Measured, Served)> {
     let workers = options.workers.to_string();
     let command = |role: &str| {
@@ -81,24 +89,20 @@ fn measure(
         command.stdout(Stdio::piped());
         command
     };
-    let mut server = Ended(command("server").stdin(Stdio::piped()).spawn()?);
+    let mut server = command("server");
+    server.args(bulk.map(|_| "--bulk"));
+    let mut server = Ended(server.stdin(Stdio::piped()).spawn()?);
     let mut lines = BufReader::new(server.0.stdout.take().ok_or("the server has no output")?).lines();
     let address = lines.next().ok_or("the server has not started")??;
-    let client = command("client")
-        .args([
-            "--address",
-            &address,
-            "--clients",
-            clients,
-            "--depth",
-            depth,
-            "--seconds",
-            &options.seconds.to_string(),
-        ])
-        .stderr(Stdio::inherit())
-        .output()?;
-    let measured = serde_json::from_slice(&client.stdout)
-        .map_err(|error| format!("{error}: {}", String::from_utf8_lossy(&client.stderr)))?;
+    let mut client = command("client");
+    client.args(["--address", &address, "--seconds", &options.seconds.to_string()]);
+    match bulk {
+        Some(direction) => client.args(["--bulk", direction]),
+        None => client.args(["--clients", clients, "--depth", depth]),
+    };
+    let client = client.stderr(Stdio::inherit()).output()?;
+    let measured =
+        serde_json::from_slice(&client.stdout).map_err(|error| format!("the client has printed no result: {error}"))?;
     drop(server.0.stdin.take());
     let served = serde_json::from_str(&lines.next().ok_or("the server has printed nothing")??)?;
     Ok((measured, served))

@@ -2,6 +2,7 @@
 //!
 //! Client and server are two processes. A client process has several connections with several requests in flight on each.
 
+mod bulk;
 mod compare;
 mod rdma;
 mod store;
@@ -32,9 +33,12 @@ enum Command {
     Server {
         #[arg(long)]
         transport: Transport,
-        /// Threads of the runtime; 0 for one thread without locks.
+        /// Threads of the runtime; 0 for tokio's current_thread.
         #[arg(long, default_value_t = 1)]
         workers: usize,
+        /// Serve transfers of a mebibyte instead of requests.
+        #[arg(long)]
+        bulk: bool,
     },
     /// Send requests, and print a line of JSON.
     Client {
@@ -51,6 +55,9 @@ enum Command {
         depth: usize,
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
+        /// Transfer a mebibyte at a time instead of sending requests.
+        #[arg(long)]
+        bulk: Option<bulk::Direction>,
     },
 }
 
@@ -80,11 +87,12 @@ struct Served {
 fn main() -> Result<()> {
     match Options::parse().command {
         Command::Compare(options) => compare::run(&options),
-        Command::Server { transport, workers } => {
+        Command::Server { transport, workers, bulk } => {
             rdma_safe::soft::install_by_default();
             let runtime = runtime(workers)?;
             let address = runtime.block_on(async {
                 match transport {
+                    _ if bulk => bulk::serve(transport).await,
                     Transport::Tcp => tcp::serve().await,
                     Transport::Rdma => rdma::serve().await,
                 }
@@ -99,13 +107,14 @@ fn main() -> Result<()> {
             println!("{}", serde_json::to_string(&Served { cpu_seconds: usage::processor_seconds() })?);
             std::process::exit(0);
         }
-        Command::Client { transport, workers, address, clients, depth, seconds } => {
+        Command::Client { transport, workers, address, clients, depth, seconds, bulk } => {
             rdma_safe::soft::install_by_default();
             let time = Duration::from_secs_f64(seconds);
             let (mut latencies, took, cpu) = runtime(workers)?.block_on(async {
-                match transport {
-                    Transport::Tcp => tcp::ask(address, clients, depth, time).await,
-                    Transport::Rdma => rdma::ask(address, clients, depth, time).await,
+                match (bulk, transport) {
+                    (Some(direction), _) => bulk::ask(transport, direction, address, time).await,
+                    (None, Transport::Tcp) => tcp::ask(address, clients, depth, time).await,
+                    (None, Transport::Rdma) => rdma::ask(address, clients, depth, time).await,
                 }
             })?;
             latencies.sort_unstable();
