@@ -45,7 +45,10 @@ impl Error {
         Error::Name(Arc::new(std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address")))
     }
 
-    /// Whether the peer has ended the connection in an orderly way.
+    /// Whether the peer has ended the connection.
+    ///
+    /// The kernel of a process that dies ends its connections in the same way. So a protocol that has to tell a complete stream
+    /// from a truncated one needs a last message.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         matches!(self, Error::Disconnected)
@@ -84,9 +87,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Failed {
     /// The reason.
     pub error: Error,
-    /// The buffer of the operation, unless the device may still use it.
+    /// The buffer of the operation. `None` if its connection was removed first: the buffer then returns to its pool, once the
+    /// device no longer uses it.
     pub buffer: Option<Buffer>,
-    /// The list of an operation with one.
+    /// The list of an operation with one, like `buffer`.
     pub list: Option<Gather>,
 }
 

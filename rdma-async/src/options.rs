@@ -47,7 +47,8 @@ macro_rules! setters {
 
         /// The longest message that a connection can receive, in bytes; 4096 by default.
         ///
-        /// Each connection has memory for as many messages as it has receives.
+        /// Each connection has memory for as many messages as it has receives. The pool rounds the size up, so slightly longer
+        /// messages arrive, too. A message that does not fit fails at both ends, and the connection with it.
         pub fn message_size(mut self, bytes: usize) -> Self {
             self.options.message_size = bytes;
             self
@@ -71,7 +72,7 @@ macro_rules! setters {
             self
         }
 
-        /// Time for the peer to answer in a handshake; 10 s by default.
+        /// Time for the peer to answer when a connection is made or closed; 10 s by default.
         pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
             self.options.timeout = timeout;
             self

@@ -13,7 +13,7 @@ use rdma_safe::{CompletionChannel, EndpointKey};
 use super::poller::Poller;
 use super::queue::Queue;
 use crate::effects::Effects;
-use crate::{Result, Sharing};
+use crate::{Error, Result, Sharing};
 
 /// The descriptors and deadlines of a driver.
 pub(crate) struct Events<S: Sharing> {
@@ -26,6 +26,8 @@ struct Sources<S: Sharing> {
     /// The generation of an entry is part of its token, so events of a removed source are recognized.
     entries: Vec<(u32, Option<Target<S>>)>,
     free: Vec<u32>,
+    /// The driver has stopped, so nothing is reported any more.
+    is_stopped: bool,
 }
 
 /// Who is interested in a descriptor.
@@ -71,7 +73,7 @@ impl Watched {
 
 impl<S: Sharing> Events<S> {
     pub(crate) fn new() -> Result<Self> {
-        let sources = Sources { entries: Vec::new(), free: Vec::new() };
+        let sources = Sources { entries: Vec::new(), free: Vec::new(), is_stopped: false };
         Ok(Events { poller: Arc::new(Poller::new()?), sources: S::cell(sources), timers: S::cell(Timers::default()) })
     }
 
@@ -100,6 +102,20 @@ impl<S: Sharing> Events<S> {
                 }
             }
         });
+    }
+
+    /// The driver stops: from now on, [`Source::poll_ready`] fails. Wakes all tasks, also those that wait for a deadline.
+    pub(crate) fn stop(&self) {
+        let mut effects = Effects::default();
+        S::with(&self.sources, |sources| {
+            sources.is_stopped = true;
+            for (_, target) in &mut sources.entries {
+                if let Some(Target::Tasks { wakers, .. }) = target {
+                    wakers.drain(..).for_each(|waker| effects.wake(waker));
+                }
+            }
+        });
+        effects.run();
     }
 
     /// Wakes the tasks whose time has come.
@@ -165,12 +181,16 @@ impl<S: Sharing> Source<S> {
     }
 
     /// Whether the descriptor has become readable since this was last ready. Wakes the task when it does.
-    pub(crate) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<()> {
+    ///
+    /// # Errors
+    /// [`Error::DriverStopped`].
+    pub(crate) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let waker = context.waker().clone();
         S::with(&self.events.sources, |sources| match &mut sources.entries[self.index as usize].1 {
+            _ if sources.is_stopped => (Poll::Ready(Err(Error::DriverStopped)), Some(waker)),
             Some(Target::Tasks { is_ready: is_ready @ true, .. }) => {
                 *is_ready = false;
-                (Poll::Ready(()), Some(waker))
+                (Poll::Ready(Ok(())), Some(waker))
             }
             Some(Target::Tasks { wakers, .. }) if !wakers.iter().any(|other| other.will_wake(&waker)) => {
                 wakers.push(waker);

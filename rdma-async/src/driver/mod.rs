@@ -53,7 +53,7 @@ impl<S: Sharing> WeakDriver<S> {
     /// The driver, unless it has stopped.
     pub(crate) fn upgrade(&self) -> Option<Driver<S>> {
         let driver = Driver::<S> { shared: S::upgrade(&self.shared)?, alive: S::upgrade(&self.alive)? };
-        (!driver.shared.stopped.load(Ordering::Acquire)).then_some(driver)
+        (!driver.is_stopped()).then_some(driver)
     }
 }
 
@@ -266,6 +266,11 @@ impl<S: Sharing> Driver<S> {
         metrics::counter!("rdma_async_spins").absolute(spins);
     }
 
+    /// Whether the runner has stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.shared.stopped.load(Ordering::Acquire)
+    }
+
     pub(crate) fn downgrade(&self) -> WeakDriver<S> {
         WeakDriver { shared: S::downgrade(&self.shared), alive: S::downgrade(&self.alive) }
     }
@@ -291,7 +296,7 @@ impl<S: Sharing> Driver<S> {
 
     /// A queue on the device with room for an endpoint.
     pub(crate) fn queue(&self, context: &Context, builder: &EndpointBuilder<'_>) -> Result<S::Rc<Queue<S>>> {
-        if self.shared.stopped.load(Ordering::Acquire) {
+        if self.is_stopped() {
             return Err(Error::DriverStopped);
         }
         let queues = S::with(&self.shared.queues, |queues| queues.clone());
@@ -306,7 +311,7 @@ impl<S: Sharing> Driver<S> {
         S::with(&self.shared.queues, |queues| queues.push(queue.clone()));
         // The runner arms only the queues that it knows.
         self.shared.events.poller.wake();
-        if self.shared.stopped.load(Ordering::Acquire) {
+        if self.is_stopped() {
             // The driver has stopped in the meantime.
             queue.stop();
         }
@@ -315,9 +320,10 @@ impl<S: Sharing> Driver<S> {
 }
 
 impl<S: Sharing> Shared<S> {
-    /// Ends all connections. Their operations fail.
+    /// Ends all connections and handshakes. Their operations fail.
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
+        self.events.stop();
         let queues = S::with(&self.queues, std::mem::take);
         for queue in queues {
             queue.stop();

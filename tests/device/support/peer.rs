@@ -85,11 +85,15 @@ impl Peer {
         self.expect_killed();
     }
 
-    /// Stops the peer with SIGSTOP.
+    /// Stops the peer with SIGSTOP, and waits until all its threads have stopped.
     #[track_caller]
     pub(crate) fn stop(&self) {
+        let (id, mut status) = (self.child.id() as libc::pid_t, 0);
         // SAFETY: it only sends a signal, to a child that was not waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+        assert_eq!(unsafe { libc::kill(id, libc::SIGSTOP) }, 0);
+        // SAFETY: the status is valid for writes. The child is not reaped unless it has ended, which fails the test.
+        assert_eq!(unsafe { libc::waitpid(id, &mut status, libc::WUNTRACED) }, id);
+        assert!(libc::WIFSTOPPED(status), "the peer has ended: {status:#x}");
     }
 
     /// Waits for the end of the peer, whose test must pass.
