@@ -82,6 +82,8 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
                 Poll::Pending
             }
             Posted::Failed(failed) => Poll::Ready(Err(failed)),
+            // Not reached, since a waker was given.
+            Posted::NeedsWaker(request) => self.try_again(request, context),
         }
     }
 }
@@ -111,6 +113,8 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
                 Poll::Pending
             }
             Posted::Failed(failed) => Poll::Ready(Err(failed)),
+            // Not reached: with a full queue, it waits for room.
+            Posted::NeedsWaker(request) => self.0.try_again(request, context),
         }
     }
 }
@@ -141,6 +145,14 @@ impl<S: Sharing, R: Request> Drop for Operation<'_, S, R> {
 }
 
 impl<S: Sharing, R: Request> Operation<'_, S, R> {
+    #[cold]
+    #[inline(never)]
+    fn try_again<T>(&mut self, request: R, context: &Context<'_>) -> Poll<T> {
+        self.state = State::New(request);
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
     #[cold]
     #[inline(never)]
     fn cancel(&mut self) {

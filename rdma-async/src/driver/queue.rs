@@ -49,10 +49,19 @@ impl<S: Sharing> Queue<S> {
         context: &Context<'_>,
     ) -> Posted<R> {
         // Cloned and dropped without the lock, since both can run code of the user.
-        let waker = context.waker().clone();
-        let (posted, unused) = S::with(&self.state, |state| state.post(key, request, awaited, waker));
-        drop(unused);
-        posted
+        let mut waker = if awaited { Some(context.waker().clone()) } else { None };
+        let posted = S::with(&self.state, |state| state.post(key, request, &mut waker));
+        match posted {
+            Posted::NeedsWaker(request) => self.post_full(key, request, context),
+            posted => posted,
+        }
+    }
+
+    /// Posts an operation that nobody awaits, or waits for room.
+    #[cold]
+    fn post_full<R: Request>(&self, key: EndpointKey, request: R, context: &Context<'_>) -> Posted<R> {
+        let mut waker = Some(context.waker().clone());
+        S::with(&self.state, |state| state.wait_for_room(key, request, &mut waker))
     }
 
     /// Posts an operation that has waited for room, if its turn has come.

@@ -49,6 +49,8 @@ pub(crate) enum Posted<R> {
     InFlight(Slot),
     /// The send queue is full. The ticket is notified when there is room.
     Full(R, Ticket),
+    /// The send queue is full, and no waker was given.
+    NeedsWaker(R),
     /// It was not posted.
     Failed(Failed),
 }
@@ -115,26 +117,35 @@ impl<S: Sharing> State<S> {
     }
 
     #[inline]
-    pub(super) fn post<R: Request>(
-        &mut self,
-        key: EndpointKey,
-        request: R,
-        awaited: bool,
-        waker: Waker,
-    ) -> (Posted<R>, Option<Waker>) {
+    pub(super) fn post<R: Request>(&mut self, key: EndpointKey, request: R, waker: &mut Option<Waker>) -> Posted<R> {
         let State { members, set, slots, counts, broken, .. } = self;
         let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
         let Some(member) = member.filter(|member| member.key == key) else {
-            return (Posted::Failed(refuse(request, Ended::of_removed(broken).error())), Some(waker));
+            return Posted::Failed(refuse(request, Ended::of_removed(broken).error()));
         };
         if let Some(ended) = &member.ended {
-            return (Posted::Failed(refuse(request, ended.error())), Some(waker));
+            return Posted::Failed(refuse(request, ended.error()));
         }
-        if !member.has_room() {
-            counts.waited += 1;
-            return (Posted::Full(request, member.room.join(waker)), None);
+        if member.has_room() {
+            return post_to(set, member, slots, counts, request, waker);
         }
-        post_to(set, member, slots, counts, request, awaited, waker)
+        let Some(waker) = waker.take() else { return Posted::NeedsWaker(request) };
+        counts.waited += 1;
+        Posted::Full(request, member.room.join(waker))
+    }
+
+    /// Waits for room, or posts an operation that nobody awaits if there is some.
+    #[cold]
+    pub(super) fn wait_for_room<R: Request>(
+        &mut self,
+        key: EndpointKey,
+        request: R,
+        waker: &mut Option<Waker>,
+    ) -> Posted<R> {
+        match self.post(key, request, &mut None) {
+            Posted::NeedsWaker(request) => self.post(key, request, waker),
+            posted => posted,
+        }
     }
 
     /// Takes a message. Also returns wakers to drop.
@@ -205,8 +216,10 @@ impl<S: Sharing> State<S> {
             return Posted::Full(request, ticket);
         }
         member.room.leave(ticket);
-        let (posted, unused) = post_to(set, member, slots, counts, request, awaited, waker);
-        effects.drop_waker(unused);
+        let mut waker = Some(waker);
+        let mut awaits = if awaited { waker.take() } else { None };
+        let posted = post_to(set, member, slots, counts, request, &mut awaits);
+        effects.drop_waker(waker.or(awaits));
         if let Posted::Failed(_) = posted {
             if let Some(next) = member.room.notify() {
                 effects.wake(next);
@@ -356,7 +369,7 @@ impl<S: Sharing> Delivery<'_, S> {
     }
 }
 
-/// Posts an operation to a connection that has room.
+/// Posts an operation to a connection that has room. Takes the waker if it is awaited.
 #[inline(always)]
 fn post_to<S: Sharing, R: Request>(
     set: &mut EndpointSet,
@@ -364,20 +377,19 @@ fn post_to<S: Sharing, R: Request>(
     slots: &mut Slots<Done>,
     counts: &mut Counts,
     request: R,
-    awaited: bool,
-    waker: Waker,
-) -> (Posted<R>, Option<Waker>) {
+    waker: &mut Option<Waker>,
+) -> Posted<R> {
     let Some(mut endpoint) = set.endpoint(member.key) else {
-        return (Posted::Failed(refuse(request, Error::Closed)), Some(waker));
+        return Posted::Failed(refuse(request, Error::Closed));
     };
     match request.post(&mut endpoint) {
         Ok(id) => {
-            let (slot, unused) = if awaited { (slots.insert(waker), None) } else { (Slot::NONE, Some(waker)) };
+            let slot = waker.take().map_or(Slot::NONE, |waker| slots.insert(waker));
             member.posted(id.sequence(), slot);
             counts.posted += 1;
-            (Posted::InFlight(slot), unused)
+            Posted::InFlight(slot)
         }
-        Err(rejected) => (Posted::Failed(Failed::rejected(rejected)), Some(waker)),
+        Err(rejected) => Posted::Failed(Failed::rejected(rejected)),
     }
 }
 
