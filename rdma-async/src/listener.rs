@@ -3,9 +3,8 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 use rdma_safe::ProtectionDomain;
@@ -230,12 +229,7 @@ impl<S: Sharing> Listener<S> {
             if let Some(connection) = self.poll_opening(context) {
                 return Poll::Ready(Ok(connection));
             }
-            if self.driver.shared.stopped.load(Ordering::Acquire) {
-                return Poll::Ready(Err(Error::DriverStopped));
-            }
-            if self.source.poll_ready(context).is_pending() {
-                return Poll::Pending;
-            }
+            ready!(self.source.poll_ready(context))?;
         }
     }
 

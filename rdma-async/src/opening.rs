@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use rdma_pool::{Budget, Pool};
 use rdma_safe::cm::{Handshake, Outcome, Progress, SetConnection};
@@ -29,10 +29,10 @@ where
         };
         let until = handshake.deadline();
         poll_fn(|context| match source.poll_ready(context) {
-            Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => deadline.poll(until, context),
+            Poll::Ready(ready) => Poll::Ready(ready),
+            Poll::Pending => deadline.poll(until, context).map(Ok),
         })
-        .await;
+        .await?;
     }
 }
 
@@ -152,8 +152,9 @@ impl<S: Sharing> Future for Opening<S> {
                 Ok(Progress::Pending(current)) => {
                     let until = current.deadline();
                     *handshake = Some(current);
-                    if events.poll_ready(context).is_pending() && deadline.poll(until, context).is_pending() {
-                        return Poll::Pending;
+                    match events.poll_ready(context) {
+                        Poll::Ready(ready) => ready?,
+                        Poll::Pending => ready!(deadline.poll(until, context)),
                     }
                 }
                 Err(error) => {

@@ -13,7 +13,7 @@ use rdma_safe::{CompletionChannel, EndpointKey};
 use super::poller::Poller;
 use super::queue::Queue;
 use crate::effects::Effects;
-use crate::{Result, Sharing};
+use crate::{Error, Result, Sharing};
 
 /// The descriptors and deadlines of a driver.
 pub(crate) struct Events<S: Sharing> {
@@ -26,6 +26,8 @@ struct Sources<S: Sharing> {
     /// The generation of an entry is part of its token, so events of a removed source are recognized.
     entries: Vec<(u32, Option<Target<S>>)>,
     free: Vec<u32>,
+    /// Nobody looks for events any more.
+    is_stopped: bool,
 }
 
 /// Who is interested in a descriptor.
@@ -71,7 +73,7 @@ impl Watched {
 
 impl<S: Sharing> Events<S> {
     pub(crate) fn new() -> Result<Self> {
-        let sources = Sources { entries: Vec::new(), free: Vec::new() };
+        let sources = Sources { entries: Vec::new(), free: Vec::new(), is_stopped: false };
         Ok(Events { poller: Arc::new(Poller::new()?), sources: S::cell(sources), timers: S::cell(Timers::default()) })
     }
 
@@ -97,6 +99,18 @@ impl<S: Sharing> Events<S> {
                         }
                     },
                     _ => {}
+                }
+            }
+        });
+    }
+
+    /// Wakes all tasks that wait for a descriptor, since the driver has stopped.
+    pub(crate) fn stop(&self, effects: &mut Effects) {
+        S::with(&self.sources, |sources| {
+            sources.is_stopped = true;
+            for (_, target) in &mut sources.entries {
+                if let Some(Target::Tasks { wakers, .. }) = target {
+                    wakers.drain(..).for_each(|waker| effects.wake(waker));
                 }
             }
         });
@@ -165,20 +179,26 @@ impl<S: Sharing> Source<S> {
     }
 
     /// Whether the descriptor has become readable since this was last ready. Wakes the task when it does.
-    pub(crate) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<()> {
+    ///
+    /// # Errors
+    /// [`Error::DriverStopped`].
+    pub(crate) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let waker = context.waker().clone();
-        S::with(&self.events.sources, |sources| match &mut sources.entries[self.index as usize].1 {
-            Some(Target::Tasks { is_ready: is_ready @ true, .. }) => {
-                *is_ready = false;
-                (Poll::Ready(()), Some(waker))
-            }
-            Some(Target::Tasks { wakers, .. }) if !wakers.iter().any(|other| other.will_wake(&waker)) => {
-                wakers.push(waker);
-                (Poll::Pending, None)
-            }
-            _ => (Poll::Pending, Some(waker)),
-        })
-        .0
+        let (polled, unused) =
+            S::with(&self.events.sources, |sources| match &mut sources.entries[self.index as usize].1 {
+                Some(Target::Tasks { is_ready: is_ready @ true, .. }) => {
+                    *is_ready = false;
+                    (Poll::Ready(Ok(())), Some(waker))
+                }
+                _ if sources.is_stopped => (Poll::Ready(Err(Error::DriverStopped)), Some(waker)),
+                Some(Target::Tasks { wakers, .. }) if !wakers.iter().any(|other| other.will_wake(&waker)) => {
+                    wakers.push(waker);
+                    (Poll::Pending, None)
+                }
+                _ => (Poll::Pending, Some(waker)),
+            });
+        drop(unused);
+        polled
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_pool::{Budget, Pool};
 use rdma_safe::{Context, EndpointBuilder, EndpointSet, ProtectionDomain};
 
+use crate::effects::Effects;
 use crate::{Error, Result, Sharing, Threads};
 use events::Events;
 use queue::Queue;
@@ -315,9 +316,12 @@ impl<S: Sharing> Driver<S> {
 }
 
 impl<S: Sharing> Shared<S> {
-    /// Ends all connections. Their operations fail.
+    /// Ends all connections and handshakes. Their operations fail.
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
+        let mut effects = Effects::default();
+        self.events.stop(&mut effects);
+        effects.run();
         let queues = S::with(&self.queues, std::mem::take);
         for queue in queues {
             queue.stop();
