@@ -34,8 +34,8 @@ struct Sources<S: Sharing> {
 pub(crate) enum Target<S: Sharing> {
     /// The queue of the driver, which looks at it after every event.
     Queue,
-    /// Tasks that wait until it is readable.
-    Tasks { is_ready: bool, wakers: Vec<Waker> },
+    /// A task that waits until it is readable.
+    Task { is_ready: bool, waker: Option<Waker> },
     /// A connection, to learn that the peer has ended it.
     Connection(S::Weak<Queue<S>>, EndpointKey),
 }
@@ -90,9 +90,9 @@ impl<S: Sharing> Events<S> {
                 match sources.entries.get_mut(index as usize) {
                     Some((current, Some(target))) if *current == generation => match target {
                         Target::Queue => {}
-                        Target::Tasks { is_ready, wakers } => {
+                        Target::Task { is_ready, waker } => {
                             *is_ready = true;
-                            wakers.drain(..).for_each(|waker| effects.wake(waker));
+                            waker.take().into_iter().for_each(|waker| effects.wake(waker));
                         }
                         Target::Connection(queue, key) => {
                             found.extend(S::upgrade::<Queue<S>>(queue).map(|queue| (queue, *key)));
@@ -104,13 +104,13 @@ impl<S: Sharing> Events<S> {
         });
     }
 
-    /// Wakes all tasks that wait for a descriptor, since the driver has stopped.
+    /// Wakes the tasks that wait for descriptors, since the driver has stopped.
     pub(crate) fn stop(&self, effects: &mut Effects) {
         S::with(&self.sources, |sources| {
             sources.is_stopped = true;
             for (_, target) in &mut sources.entries {
-                if let Some(Target::Tasks { wakers, .. }) = target {
-                    wakers.drain(..).for_each(|waker| effects.wake(waker));
+                if let Some(Target::Task { waker, .. }) = target {
+                    waker.take().into_iter().for_each(|waker| effects.wake(waker));
                 }
             }
         });
@@ -150,9 +150,9 @@ impl<S: Sharing> Source<S> {
         Source::new(events, Watched::Completions(channel.clone()), Target::Queue)
     }
 
-    /// Watches the channel of a handshake or a listener, for tasks.
+    /// Watches the channel of a handshake or a listener, for a task.
     pub(crate) fn channel(events: &S::Rc<Events<S>>, channel: &EventChannel) -> Result<Self> {
-        Source::new(events, Watched::Connection(channel.clone()), Target::Tasks { is_ready: false, wakers: Vec::new() })
+        Source::new(events, Watched::Connection(channel.clone()), Target::Task { is_ready: false, waker: None })
     }
 
     fn new(events: &S::Rc<Events<S>>, watched: Watched, target: Target<S>) -> Result<Self> {
@@ -172,13 +172,13 @@ impl<S: Sharing> Source<S> {
         Ok(source)
     }
 
-    /// From now on, reports to a connection instead of tasks.
+    /// From now on, reports to a connection instead of a task.
     pub(crate) fn set_connection(&self, queue: &S::Rc<Queue<S>>, key: EndpointKey) {
         let target = Target::Connection(S::downgrade(queue), key);
         drop(S::with(&self.events.sources, |sources| sources.entries[self.index as usize].1.replace(target)));
     }
 
-    /// Whether the descriptor has become readable since this was last ready. Wakes the task when it does.
+    /// Whether the descriptor has become readable since this was last ready. Wakes the task of the last call when it does.
     ///
     /// # Errors
     /// [`Error::DriverStopped`].
@@ -186,15 +186,12 @@ impl<S: Sharing> Source<S> {
         let waker = context.waker().clone();
         let (polled, unused) =
             S::with(&self.events.sources, |sources| match &mut sources.entries[self.index as usize].1 {
-                Some(Target::Tasks { is_ready: is_ready @ true, .. }) => {
+                Some(Target::Task { is_ready: is_ready @ true, .. }) => {
                     *is_ready = false;
                     (Poll::Ready(Ok(())), Some(waker))
                 }
                 _ if sources.is_stopped => (Poll::Ready(Err(Error::DriverStopped)), Some(waker)),
-                Some(Target::Tasks { wakers, .. }) if !wakers.iter().any(|other| other.will_wake(&waker)) => {
-                    wakers.push(waker);
-                    (Poll::Pending, None)
-                }
+                Some(Target::Task { waker: last, .. }) => (Poll::Pending, last.replace(waker)),
                 _ => (Poll::Pending, Some(waker)),
             });
         drop(unused);
