@@ -130,17 +130,18 @@ impl<S: Sharing> Events<S> {
 
     /// Makes the descriptor readable at the first deadline, or at `other` if that is earlier.
     pub(crate) fn set_timer(&self, other: Option<Instant>) -> Result<()> {
-        let first = S::with(&self.timers, |timers| {
+        // The timer is set inside of the cell, so that it agrees with `set` if several threads do this.
+        S::with(&self.timers, |timers| {
             let first = timers.by_time.keys().next().map(|(time, _)| *time);
-            let first = first.into_iter().chain(other).min()?;
+            let Some(first) = first.into_iter().chain(other).min() else { return Ok(()) };
             // An early expiry does no harm and is cheaper than to set the timer each time.
-            let is_set = timers.set.is_some_and(|set| set <= first && set > Instant::now());
-            (!is_set).then(|| {
-                timers.set = Some(first);
-                first
-            })
-        });
-        Ok(first.map_or(Ok(()), |first| self.poller.set_timer(first))?)
+            if timers.set.is_some_and(|set| set <= first && set > Instant::now()) {
+                return Ok(());
+            }
+            self.poller.set_timer(first)?;
+            timers.set = Some(first);
+            Ok(())
+        })
     }
 }
 
