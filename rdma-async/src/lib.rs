@@ -90,6 +90,7 @@ mod receive;
 mod request;
 mod resolve;
 mod sharing;
+mod sync;
 mod trace;
 
 #[cfg(feature = "async-io")]

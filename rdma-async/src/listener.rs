@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
@@ -48,20 +48,19 @@ struct State<S: Sharing> {
 
 /// The tasks in [`Listener::accept`]. Any of them can advance any handshake, so all are woken.
 #[derive(Default)]
-struct Acceptors(Mutex<Vec<Waker>>);
+struct Acceptors(Mutex<Wakers>);
+
+#[derive(Default)]
+struct Wakers {
+    /// Number of the next acceptor.
+    next: u64,
+    /// By the numbers of their acceptors.
+    waiting: Vec<(u64, Waker)>,
+}
 
 impl Acceptors {
-    fn add(&self, waker: &Waker) {
-        let waker = waker.clone();
-        let mut wakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let unused = if wakers.iter().any(|other| other.will_wake(&waker)) {
-            Some(waker)
-        } else {
-            wakers.push(waker);
-            None
-        };
-        drop(wakers);
-        drop(unused);
+    fn lock(&self) -> MutexGuard<'_, Wakers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -71,8 +70,47 @@ impl Wake for Acceptors {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        wakers.into_iter().for_each(Waker::wake);
+        let waiting = std::mem::take(&mut self.lock().waiting);
+        waiting.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+/// One call of [`Listener::accept`]. Dropping it drops its waker.
+struct Acceptor<'a> {
+    acceptors: &'a Arc<Acceptors>,
+    number: u64,
+}
+
+impl<'a> Acceptor<'a> {
+    fn new(acceptors: &'a Arc<Acceptors>) -> Self {
+        let mut wakers = acceptors.lock();
+        wakers.next += 1;
+        Acceptor { acceptors, number: wakers.next }
+    }
+
+    /// Wakes the task with all others.
+    fn register(&self, waker: &Waker) {
+        let waker = waker.clone();
+        let mut wakers = self.acceptors.lock();
+        let before = match wakers.waiting.iter_mut().find(|(number, _)| *number == self.number) {
+            Some((_, current)) => Some(std::mem::replace(current, waker)),
+            None => {
+                wakers.waiting.push((self.number, waker));
+                None
+            }
+        };
+        drop(wakers);
+        drop(before);
+    }
+}
+
+impl Drop for Acceptor<'_> {
+    fn drop(&mut self) {
+        let mut wakers = self.acceptors.lock();
+        let place = wakers.waiting.iter().position(|(number, _)| *number == self.number);
+        let waker = place.map(|place| wakers.waiting.swap_remove(place));
+        drop(wakers);
+        drop(waker);
     }
 }
 
@@ -202,11 +240,12 @@ impl<S: Sharing> Listener<S> {
     /// # Errors
     /// [`Error::Rdma`] when the listener no longer works, for example because its device was removed; [`Error::DriverStopped`].
     pub async fn accept(&self) -> Result<Connection<S>> {
-        poll_fn(|context| self.poll_accept(context)).await
+        let acceptor = Acceptor::new(&self.acceptors);
+        poll_fn(|context| self.poll_accept(&acceptor, context)).await
     }
 
-    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<Result<Connection<S>>> {
-        self.acceptors.add(context.waker());
+    fn poll_accept(&self, acceptor: &Acceptor<'_>, context: &mut Context<'_>) -> Poll<Result<Connection<S>>> {
+        acceptor.register(context.waker());
         let waker = Waker::from(self.acceptors.clone());
         let context = &mut Context::from_waker(&waker);
         loop {
@@ -223,7 +262,11 @@ impl<S: Sharing> Listener<S> {
                         }
                     },
                     Ok(None) => break,
-                    Err(error) => return Poll::Ready(Err(error.into())),
+                    Err(error) => {
+                        // There may be further requests, and this task need not come back.
+                        self.acceptors.wake_by_ref();
+                        return Poll::Ready(Err(error.into()));
+                    }
                 }
             }
             if let Some(connection) = self.poll_opening(context) {
@@ -250,10 +293,15 @@ impl<S: Sharing> Listener<S> {
                 }
             }
         }
+        let has_more = !opening.is_empty();
         S::with(&self.state, |state| {
             state.opening.append(&mut opening);
             state.failed += failed;
         });
+        if connection.is_some() && has_more {
+            // Some of them were not polled, and other tasks may have looked while they were out of the cell.
+            self.acceptors.wake_by_ref();
+        }
         connection
     }
 

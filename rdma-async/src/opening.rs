@@ -29,7 +29,7 @@ where
         };
         let until = handshake.deadline();
         poll_fn(|context| match source.poll_ready(context) {
-            Poll::Ready(result) => Poll::Ready(result),
+            Poll::Ready(ready) => Poll::Ready(ready),
             Poll::Pending => deadline.poll(until, context).map(Ok),
         })
         .await?;
@@ -152,8 +152,8 @@ impl<S: Sharing> Future for Opening<S> {
                 Ok(Progress::Pending(current)) => {
                     let until = current.deadline();
                     *handshake = Some(current);
-                    match events.poll_ready(context)? {
-                        Poll::Ready(()) => {}
+                    match events.poll_ready(context) {
+                        Poll::Ready(ready) => ready?,
                         Poll::Pending => ready!(deadline.poll(until, context)),
                     }
                 }

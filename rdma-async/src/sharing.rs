@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::Deref;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use crate::sync::Mutex;
 
 /// How connections and their driver are shared: [`Threads`] or [`Local`].
 pub trait Sharing: sealed::Sealed + fmt::Debug + Sized + 'static {

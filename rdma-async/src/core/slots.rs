@@ -170,13 +170,11 @@ mod tests {
         let waker = Waker::from(woken.clone());
         for round in 0..3 {
             let slot = slots.insert(waker.clone());
-            assert_eq!(
-                slots.take(slot, &waker, || unreachable!("the same waker")).map_err(|waker| waker.is_some()),
-                Err(false)
-            );
+            // Miri does not promise that clones of a waker compare as equal.
+            assert!(slots.take(slot, &waker, || waker.clone()).is_err());
             let Finished::Wake(waiter) = slots.complete(slot, round) else { panic!("its future waits") };
             waiter.wake();
-            assert_eq!(slots.take(slot, &waker, || unreachable!()).map_err(|_| ()), Ok(round));
+            assert_eq!(slots.take(slot, &waker, || waker.clone()).map_err(|_| ()), Ok(round));
         }
         assert_eq!((slots.entries.len(), slots.len(), woken.0.load(Ordering::Relaxed)), (1, 0, 3));
     }

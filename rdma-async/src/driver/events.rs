@@ -26,7 +26,7 @@ struct Sources<S: Sharing> {
     /// The generation of an entry is part of its token, so events of a removed source are recognized.
     entries: Vec<(u32, Option<Target<S>>)>,
     free: Vec<u32>,
-    /// The driver has stopped, so nothing is reported any more.
+    /// Nobody looks for events any more.
     is_stopped: bool,
 }
 
@@ -34,8 +34,8 @@ struct Sources<S: Sharing> {
 pub(crate) enum Target<S: Sharing> {
     /// The queue of the driver, which looks at it after every event.
     Queue,
-    /// Tasks that wait until it is readable.
-    Tasks { is_ready: bool, wakers: Vec<Waker> },
+    /// A task that waits until it is readable.
+    Task { is_ready: bool, waker: Option<Waker> },
     /// A connection, to learn that the peer has ended it.
     Connection(S::Weak<Queue<S>>, EndpointKey),
 }
@@ -90,9 +90,9 @@ impl<S: Sharing> Events<S> {
                 match sources.entries.get_mut(index as usize) {
                     Some((current, Some(target))) if *current == generation => match target {
                         Target::Queue => {}
-                        Target::Tasks { is_ready, wakers } => {
+                        Target::Task { is_ready, waker } => {
                             *is_ready = true;
-                            wakers.drain(..).for_each(|waker| effects.wake(waker));
+                            waker.take().into_iter().for_each(|waker| effects.wake(waker));
                         }
                         Target::Connection(queue, key) => {
                             found.extend(S::upgrade::<Queue<S>>(queue).map(|queue| (queue, *key)));
@@ -104,18 +104,16 @@ impl<S: Sharing> Events<S> {
         });
     }
 
-    /// The driver stops: from now on, [`Source::poll_ready`] fails. Wakes all tasks, also those that wait for a deadline.
-    pub(crate) fn stop(&self) {
-        let mut effects = Effects::default();
+    /// Wakes the tasks that wait for descriptors, since the driver has stopped.
+    pub(crate) fn stop(&self, effects: &mut Effects) {
         S::with(&self.sources, |sources| {
             sources.is_stopped = true;
             for (_, target) in &mut sources.entries {
-                if let Some(Target::Tasks { wakers, .. }) = target {
-                    wakers.drain(..).for_each(|waker| effects.wake(waker));
+                if let Some(Target::Task { waker, .. }) = target {
+                    waker.take().into_iter().for_each(|waker| effects.wake(waker));
                 }
             }
         });
-        effects.run();
     }
 
     /// Wakes the tasks whose time has come.
@@ -132,17 +130,18 @@ impl<S: Sharing> Events<S> {
 
     /// Makes the descriptor readable at the first deadline, or at `other` if that is earlier.
     pub(crate) fn set_timer(&self, other: Option<Instant>) -> Result<()> {
-        let first = S::with(&self.timers, |timers| {
+        // The timer is set inside of the cell, so that it agrees with `set` if several threads do this.
+        S::with(&self.timers, |timers| {
             let first = timers.by_time.keys().next().map(|(time, _)| *time);
-            let first = first.into_iter().chain(other).min()?;
+            let Some(first) = first.into_iter().chain(other).min() else { return Ok(()) };
             // An early expiry does no harm and is cheaper than to set the timer each time.
-            let is_set = timers.set.is_some_and(|set| set <= first && set > Instant::now());
-            (!is_set).then(|| {
-                timers.set = Some(first);
-                first
-            })
-        });
-        Ok(first.map_or(Ok(()), |first| self.poller.set_timer(first))?)
+            if timers.set.is_some_and(|set| set <= first && set > Instant::now()) {
+                return Ok(());
+            }
+            self.poller.set_timer(first)?;
+            timers.set = Some(first);
+            Ok(())
+        })
     }
 }
 
@@ -152,9 +151,9 @@ impl<S: Sharing> Source<S> {
         Source::new(events, Watched::Completions(channel.clone()), Target::Queue)
     }
 
-    /// Watches the channel of a handshake or a listener, for tasks.
+    /// Watches the channel of a handshake or a listener, for a task.
     pub(crate) fn channel(events: &S::Rc<Events<S>>, channel: &EventChannel) -> Result<Self> {
-        Source::new(events, Watched::Connection(channel.clone()), Target::Tasks { is_ready: false, wakers: Vec::new() })
+        Source::new(events, Watched::Connection(channel.clone()), Target::Task { is_ready: false, waker: None })
     }
 
     fn new(events: &S::Rc<Events<S>>, watched: Watched, target: Target<S>) -> Result<Self> {
@@ -174,31 +173,30 @@ impl<S: Sharing> Source<S> {
         Ok(source)
     }
 
-    /// From now on, reports to a connection instead of tasks.
+    /// From now on, reports to a connection instead of a task.
     pub(crate) fn set_connection(&self, queue: &S::Rc<Queue<S>>, key: EndpointKey) {
         let target = Target::Connection(S::downgrade(queue), key);
         drop(S::with(&self.events.sources, |sources| sources.entries[self.index as usize].1.replace(target)));
     }
 
-    /// Whether the descriptor has become readable since this was last ready. Wakes the task when it does.
+    /// Whether the descriptor has become readable since this was last ready. Wakes the task of the last call when it does.
     ///
     /// # Errors
     /// [`Error::DriverStopped`].
     pub(crate) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let waker = context.waker().clone();
-        S::with(&self.events.sources, |sources| match &mut sources.entries[self.index as usize].1 {
-            _ if sources.is_stopped => (Poll::Ready(Err(Error::DriverStopped)), Some(waker)),
-            Some(Target::Tasks { is_ready: is_ready @ true, .. }) => {
-                *is_ready = false;
-                (Poll::Ready(Ok(())), Some(waker))
-            }
-            Some(Target::Tasks { wakers, .. }) if !wakers.iter().any(|other| other.will_wake(&waker)) => {
-                wakers.push(waker);
-                (Poll::Pending, None)
-            }
-            _ => (Poll::Pending, Some(waker)),
-        })
-        .0
+        let (polled, unused) =
+            S::with(&self.events.sources, |sources| match &mut sources.entries[self.index as usize].1 {
+                Some(Target::Task { is_ready: is_ready @ true, .. }) => {
+                    *is_ready = false;
+                    (Poll::Ready(Ok(())), Some(waker))
+                }
+                _ if sources.is_stopped => (Poll::Ready(Err(Error::DriverStopped)), Some(waker)),
+                Some(Target::Task { waker: last, .. }) => (Poll::Pending, last.replace(waker)),
+                _ => (Poll::Pending, Some(waker)),
+            });
+        drop(unused);
+        polled
     }
 }
 

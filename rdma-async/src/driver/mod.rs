@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_pool::{Budget, Pool};
 use rdma_safe::{Context, EndpointBuilder, EndpointSet, ProtectionDomain};
 
+use crate::effects::Effects;
 use crate::{Error, Result, Sharing, Threads};
 use events::Events;
 use queue::Queue;
@@ -323,7 +324,9 @@ impl<S: Sharing> Shared<S> {
     /// Ends all connections and handshakes. Their operations fail.
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        self.events.stop();
+        let mut effects = Effects::default();
+        self.events.stop(&mut effects);
+        effects.run();
         let queues = S::with(&self.queues, std::mem::take);
         for queue in queues {
             queue.stop();

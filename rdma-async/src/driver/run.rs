@@ -5,7 +5,6 @@ use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
@@ -17,6 +16,7 @@ use super::queue::Queue;
 use super::spin::{Idle, Spin};
 use super::state::BATCH;
 use crate::effects::Effects;
+use crate::sync::{AtomicBool, Ordering};
 use crate::{Result, Sharing};
 
 /// Runs a driver. Dropping it stops the driver.
