@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 
 use clap::Parser;
@@ -58,6 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("listening at {}", listener.local_address());
     let (store, mut clients) = (Store::default(), JoinSet::new());
     let (stop, stopped) = watch::channel(());
+    let mut ctrl_c = pin!(tokio::signal::ctrl_c()); // a signal while another branch runs is not lost
     loop {
         tokio::select! {
             client = listener.accept() => {
@@ -68,7 +70,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                     eprintln!("a client is gone: {error}"); // killed, for example
                 }
             }
-            _ = tokio::signal::ctrl_c() => break,
+            _ = &mut ctrl_c => break,
         }
     }
     stop.send(())?;

@@ -19,6 +19,8 @@ mod async_events;
 #[cfg(not(miri))]
 mod atomics;
 mod attributes;
+#[cfg(not(miri))]
+mod awaiting;
 mod changes;
 mod channel;
 #[cfg(not(miri))]
@@ -81,6 +83,8 @@ mod imports;
 mod keepalive;
 mod keepalive_faults;
 mod keepalive_sets;
+#[cfg(not(miri))]
+mod key_value;
 mod memory;
 #[cfg(not(miri))]
 mod memory_schedules;

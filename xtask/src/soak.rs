@@ -17,6 +17,9 @@ const SCHEDULES: &str = "10000";
 /// Schedules of dropped operations, which take a sixth of a second each.
 const ASYNC_SCHEDULES: &str = "1000";
 
+/// Connections of rdma-async that come and go. The tests open 200.
+const CONNECTIONS: &str = "10000";
+
 /// Operations of [`Part::Pool`]. The tests run 100 000.
 const POOL_OPERATIONS: &str = "10000000";
 
@@ -56,7 +59,8 @@ enum Part {
     Floods,
     /// More states and random runs of soft0's connection manager, and more hostile messages
     Explore,
-    /// Regions, pages and slices that come and go in random order, under the checker of soft0
+    /// Regions, pages and slices that come and go in random order, under the checker of soft0; operations of rdma-async that are
+    /// dropped, and connections that come and go
     Schedules,
     /// Ten million random operations of a memory pool
     Pool,
@@ -98,7 +102,9 @@ impl Part {
             let memory = cargo_test(&words, &checked)?;
             let words = ["--package", "rdma-async", "--test", "cancellation"];
             let dropped = cargo_test(&words, &[("RDMA_ASYNC_SCHEDULES", ASYNC_SCHEDULES)])?;
-            return Ok([keys, memory, dropped].into_iter().find(|status| *status != 0).unwrap_or(0));
+            let words = ["--package", "rdma-async", "--test", "churn"];
+            let ended = cargo_test(&words, &[("RDMA_ASYNC_CONNECTIONS", CONNECTIONS)])?;
+            return Ok([keys, memory, dropped, ended].into_iter().find(|status| *status != 0).unwrap_or(0));
         }
         if self == Part::Pool {
             let words = ["--release", "--package", "rdma-pool", "--lib", "random_operations"];

@@ -32,7 +32,7 @@ pub use spin::Idle;
 /// | runs | made by |
 /// |---|---|
 /// | as a task of the current tokio runtime | `Driver::tokio` |
-/// | as a task of smol | `Driver::smol` |
+/// | as a task of smol | [`DriverBuilder::build`] and `Runner::run_async_io` |
 /// | on a thread of its own, for any runtime | [`Driver::thread`] |
 /// | as the program decides | [`DriverBuilder::build`] |
 ///

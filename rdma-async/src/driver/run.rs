@@ -21,8 +21,8 @@ use crate::{Result, Sharing};
 
 /// Runs a driver. Dropping it stops the driver.
 ///
-/// [`Driver::thread`](crate::Driver::thread), `Driver::tokio` and `Driver::smol` do this already. For another runtime, spawn a
-/// task that calls [`turn`](Runner::turn):
+/// [`Driver::thread`](crate::Driver::thread) and `Driver::tokio` do this already, and `run_async_io` does it on smol. For another
+/// runtime, spawn a task that calls [`turn`](Runner::turn):
 ///
 /// ```text
 /// let readable = /* the runtime's registration of runner.as_fd() */;

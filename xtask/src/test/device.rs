@@ -22,7 +22,7 @@ const OF_THE_TOOL: [&str; 6] = ["clients::", "connection::", "failures::", "limi
 
 /// Modules of [`OF_THE_DEVICE`] that run on one release only: examples, programs in C, long loads, and faults that are injected
 /// between the library and the device.
-const ON_ONE_RELEASE: [&str; 18] = [
+const ON_ONE_RELEASE: [&str; 19] = [
     "allocation::",
     "cm_many::",
     "cmtime::",
@@ -36,6 +36,7 @@ const ON_ONE_RELEASE: [&str; 18] = [
     "hello::",
     "hello_service::",
     "keepalive_faults::",
+    "key_value::",
     "pingpong::",
     "random_faults::",
     "refused_work::",

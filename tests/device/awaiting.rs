@@ -1,0 +1,112 @@
+//! Connections of rdma-async, which its own tests use on soft0 only.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_async::{Connection, Connector, Driver, Error, Idle, Listener, Local, Sharing};
+use rdma_safe::Access;
+use rdma_safe::cm::{Cause, CmError, RejectReason};
+use tokio::time::timeout;
+
+use crate::cm::address;
+use crate::support::{DEADLINE, device};
+
+/// Sends each message back until the peer leaves.
+async fn echo<S: Sharing>(connection: Connection<S>) {
+    while let Some(message) = connection.receive().await.unwrap() {
+        connection.send(connection.buffer_of(&message).await.unwrap()).await.unwrap();
+    }
+    connection.close().await;
+}
+
+/// Sends messages of several sizes, and expects them back.
+async fn use_and_close<S: Sharing>(connection: Connection<S>) {
+    for number in 0..100 {
+        let request = vec![number as u8; number * 41];
+        connection.send(connection.buffer_of(&request).await.unwrap()).await.unwrap();
+        assert_eq!(*connection.receive().await.unwrap().unwrap(), *request);
+    }
+    connection.close().await;
+    let Err(failed) = connection.send(connection.buffer(1).await.unwrap()).await else { panic!("it is closed") };
+    assert!(matches!(failed.error, Error::Closed) && failed.buffer.is_some(), "{failed}");
+}
+
+/// Connects to this process, and echoes messages. Nothing is left.
+async fn connect_and_echo<S: Sharing>(listener: Listener<S>, connector: Connector<S>) {
+    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (client, server) = (client.unwrap(), server.unwrap());
+    assert_eq!(client.peer_address(), Some(listener.local_address()));
+    let pool = client.pool().clone();
+    tokio::join!(use_and_close(client), echo(server));
+    let now = connector.driver().statistics();
+    assert_eq!((now.connections, now.operations, pool.statistics().used()), (0, 0, 0));
+    assert_eq!(now.received, 200);
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+#[test]
+fn tokio_echoes_messages() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let echoing = async {
+        let listener = Listener::bind((address, 0)).await.unwrap();
+        connect_and_echo(listener, Connector::new().unwrap()).await;
+    };
+    runtime().block_on(async { timeout(DEADLINE, echoing).await.unwrap() });
+}
+
+#[test]
+fn one_thread_that_sleeps_echoes_messages() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (driver, mut runner) = Driver::builder().idle(Idle::Sleep).build::<Local>().unwrap();
+    runner.block_on(async {
+        let listener = Listener::builder().driver(&driver).bind((address, 0)).await.unwrap();
+        connect_and_echo(listener, Connector::with_driver(&driver)).await;
+    });
+    let now = driver.statistics();
+    assert!(now.sleeps > 0 && now.spins == 0, "{now:?}");
+}
+
+#[test]
+fn memory_of_the_peer_is_written_and_read() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let work = async {
+        let listener = Listener::bind((address, 0)).await.unwrap();
+        let connector = Connector::new().unwrap();
+        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+        let region = server.pd().expose(vec![0; 4096].into_boxed_slice(), Access::REMOTE).unwrap();
+        client.write(client.buffer_of(b"written").await.unwrap(), region.remote()).await.unwrap();
+        let read = client.read(client.buffer(7).await.unwrap(), region.remote()).await.unwrap();
+        assert_eq!(*read, *b"written");
+        drop(read);
+        let outside = rdma_safe::RemoteMemory { len: 8192, ..region.remote() };
+        let Err(failed) = client.read(client.buffer(8192).await.unwrap(), outside).await else { panic!("not exposed") };
+        assert!(matches!(failed.error, Error::Failed(_)) && failed.buffer.is_some(), "{failed}");
+        assert!(server.receive().await.is_err());
+        tokio::join!(client.close(), server.close());
+    };
+    runtime().block_on(async { timeout(DEADLINE, work).await.unwrap() });
+}
+
+#[test]
+fn nobody_listens_at_the_port() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let connecting = async {
+        let listener = Listener::bind((address, 0)).await.unwrap();
+        let SocketAddr::V4(nobody) = listener.local_address().ip().unwrap() else { panic!("an IPv4 address") };
+        drop(listener);
+        let connector = Connector::new().unwrap().timeout(Duration::from_secs(30));
+        let Err(Error::Rdma(error)) = connector.connect(SocketAddr::V4(nobody)).await else { panic!("it is refused") };
+        let rdma_safe::Error::Cm(CmError::Connect(failed)) = &*error else { panic!("{error}") };
+        assert!(matches!(failed.cause, Cause::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }), "{error}");
+        assert_eq!(connector.driver().statistics().connections, 0);
+    };
+    runtime().block_on(async { timeout(DEADLINE, connecting).await.unwrap() });
+}
