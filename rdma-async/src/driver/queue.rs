@@ -82,14 +82,20 @@ impl<S: Sharing> Queue<S> {
     /// Takes the result of an operation.
     #[inline(always)]
     pub(crate) fn take(&self, slot: Slot, context: &Context<'_>) -> Option<Done> {
-        let taken = S::with(&self.state, |state| state.slots.take(slot, context.waker(), || context.waker().clone()));
-        match taken {
+        match S::with(&self.state, |state| state.slots.take(slot, context.waker())) {
             Ok(done) => Some(done),
-            Err(before) => {
-                drop(before);
-                None
-            }
+            Err(false) => None,
+            Err(true) => self.take_or_store(slot, context),
         }
+    }
+
+    /// Another task polls the operation than before.
+    #[cold]
+    fn take_or_store(&self, slot: Slot, context: &Context<'_>) -> Option<Done> {
+        let waker = context.waker().clone();
+        let (done, unused) = S::with(&self.state, |state| state.slots.take_or_store(slot, waker));
+        drop(unused);
+        done
     }
 
     /// The future of an operation in flight is dropped.
