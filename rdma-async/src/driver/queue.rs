@@ -198,23 +198,24 @@ impl<S: Sharing> Queue<S> {
         S::with(&self.state, |state| f(&mut state.set))
     }
 
-    /// Builds an endpoint with `start`, and adds its connection.
+    /// Builds an endpoint with `start`, and adds its connection. `None` if the queue has failed, or if `start` returns that.
     pub(crate) fn open<T>(
         &self,
         sends: u32,
         receives: u32,
-        start: impl FnOnce(&mut EndpointSet) -> rdma_safe::Result<(EndpointKey, T)>,
-    ) -> Result<(EndpointKey, T)> {
+        start: impl FnOnce(&mut EndpointSet) -> Option<rdma_safe::Result<(EndpointKey, T)>>,
+    ) -> Option<Result<(EndpointKey, T)>> {
         S::with(&self.state, |state| {
-            if let Some(broken) = &state.broken {
-                return Err(broken.error());
+            if state.broken.is_some() {
+                return None;
             }
-            let (key, started) = start(&mut state.set)?;
-            if state.members.len() <= key.index() {
-                state.members.resize_with(key.index() + 1, || None);
-            }
-            state.members[key.index()] = Some(Box::new(Member::new(key, sends, receives)));
-            Ok((key, started))
+            let started = start(&mut state.set)?;
+            Some(started.map_err(Into::into).inspect(|(key, _)| {
+                if state.members.len() <= key.index() {
+                    state.members.resize_with(key.index() + 1, || None);
+                }
+                state.members[key.index()] = Some(Box::new(Member::new(*key, sends, receives)));
+            }))
         })
     }
 
