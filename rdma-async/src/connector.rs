@@ -73,8 +73,13 @@ impl<S: Sharing> Connector<S> {
         let private_data = &self.options.private_data;
         let opening = plan.start(|builder, set, receives| {
             let handshake = route.start_connect_in(builder, set, private_data)?;
-            let mut endpoint = set.endpoint(handshake.key()).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
-            post_receives(&mut endpoint, receives)?;
+            let key = handshake.key();
+            let mut endpoint = set.endpoint(key).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
+            if let Err(error) = post_receives(&mut endpoint, receives) {
+                drop(handshake);
+                receives.extend(set.remove(key).unwrap_or_default());
+                return Err(error);
+            }
             Ok(handshake)
         });
         opening?.await

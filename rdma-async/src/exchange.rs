@@ -29,7 +29,10 @@ impl<S: Sharing> Connector<S> {
         let guard = plan.open(|builder, set, receives| {
             let key = builder.build_in(set)?;
             let mut endpoint = set.endpoint(key).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
-            post_receives(&mut endpoint, receives)?;
+            if let Err(error) = post_receives(&mut endpoint, receives) {
+                receives.extend(set.remove(key).unwrap_or_default());
+                return Err(error);
+            }
             Ok((key, key))
         })?;
         let (guard, key) = guard;

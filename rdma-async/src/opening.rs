@@ -82,7 +82,7 @@ impl<S: Sharing> Plan<S> {
         start: impl FnOnce(
             EndpointBuilder<'_>,
             &mut EndpointSet,
-            Vec<Buffer>,
+            &mut Vec<Buffer>,
         ) -> rdma_safe::Result<Handshake<SetConnection>>,
     ) -> Result<Opening<S>> {
         let (guard, handshake) = self.open(|builder, set, receives| {
@@ -98,13 +98,14 @@ impl<S: Sharing> Plan<S> {
     /// Adds an endpoint to a queue with room for it. `start` builds it and returns its key.
     pub(crate) fn open<T>(
         &mut self,
-        start: impl FnOnce(EndpointBuilder<'_>, &mut EndpointSet, Vec<Buffer>) -> rdma_safe::Result<(EndpointKey, T)>,
+        start: impl FnOnce(EndpointBuilder<'_>, &mut EndpointSet, &mut Vec<Buffer>) -> rdma_safe::Result<(EndpointKey, T)>,
     ) -> Result<(Guard<S>, T)> {
-        let receives = std::mem::take(&mut self.receives);
+        // Those that are not posted are dropped without the lock of the queue.
+        let mut receives = std::mem::take(&mut self.receives);
         let builder = self.builder();
-        let queue = self.driver.queue(self.pd.context(), &builder)?;
-        let Options { sends, receives: count, .. } = self.options;
-        let (key, started) = queue.open(sends, count, |set| start(builder, set, receives))?;
+        let sizes = [self.options.sends, self.options.receives];
+        let start = |set: &mut EndpointSet| start(builder.clone(), set, &mut receives);
+        let (queue, key, started) = self.driver.open(&builder, self.pd.context(), sizes, start)?;
         Ok((Guard { queue, key, is_done: false }, started))
     }
 }
@@ -202,13 +203,16 @@ impl<S: Sharing> Plan<S> {
     }
 }
 
-/// Posts the receives of a connection.
+/// Posts the receives of a connection. After an error, `buffers` has those that were not posted.
 pub(crate) fn post_receives(
     endpoint: &mut rdma_safe::endpoint::EndpointMut<'_>,
-    buffers: Vec<Buffer>,
+    buffers: &mut Vec<Buffer>,
 ) -> rdma_safe::Result<()> {
-    for buffer in buffers {
-        endpoint.receive(buffer)?;
+    while let Some(buffer) = buffers.pop() {
+        if let Err(rejected) = endpoint.receive(buffer) {
+            buffers.extend(rejected.buffer);
+            return Err(rejected.error.into());
+        }
     }
     Ok(())
 }

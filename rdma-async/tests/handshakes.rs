@@ -88,3 +88,25 @@ fn tasks_that_stop_to_wait_are_not_kept() {
     assert!(tasks.iter().all(|task| Arc::strong_count(task) == 1));
     assert!(Arc::strong_count(&last) > 1);
 }
+
+#[test]
+fn connections_that_open_at_once_do_not_take_the_room_of_each_other() {
+    rdma_safe::soft::install().unwrap();
+    let (driver, runner) = Driver::builder().completions(4).build::<Threads>().unwrap();
+    let running = thread::spawn(move || runner.run());
+    let pd = rdma_safe::Device::first().unwrap().open().unwrap().alloc_pd().unwrap();
+    let clients = [(); TASKS].map(|()| {
+        // A queue has room for one connection.
+        let connector = Connector::with_driver(&driver).sends(2).receives(2);
+        let pd = pd.clone();
+        thread::spawn(move || {
+            let (_own, mut executor) = Driver::builder().build::<Threads>().unwrap();
+            (0..200).try_for_each(|_| executor.block_on(connector.prepare(&pd)).map(drop))
+        })
+    });
+    for client in clients {
+        client.join().unwrap().unwrap();
+    }
+    drop(driver);
+    running.join().unwrap();
+}

@@ -105,27 +105,33 @@ impl<T> Slots<T> {
         Finished::Drop(result)
     }
 
-    /// Takes the result, which frees the slot. Otherwise stores `waker` and returns the one to drop.
+    /// Takes the result, which frees the slot.
+    ///
+    /// If there is none yet, returns whether another waker has to be stored with [`Slots::take_or_store`]. To clone a waker can
+    /// run code of the user, so the caller first releases its lock.
     #[inline]
-    pub(crate) fn take(
-        &mut self,
-        slot: Slot,
-        waker: &Waker,
-        clone: impl FnOnce() -> Waker,
-    ) -> Result<T, Option<Waker>> {
-        let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return Err(None) };
-        match entry {
-            Entry::Completed(_) => {
-                let taken = mem::replace(entry, Entry::Free(self.free));
-                self.free = slot.0;
-                match taken {
-                    Entry::Completed(result) => Ok(result),
-                    _ => unreachable!("matched above"),
-                }
-            }
-            Entry::Awaited(current) if !current.will_wake(waker) => Err(Some(mem::replace(current, clone()))),
-            _ => Err(None),
+    pub(crate) fn take(&mut self, slot: Slot, waker: &Waker) -> Result<T, bool> {
+        match self.entries.get(slot.0 as usize) {
+            Some(Entry::Completed(_)) => self.take_completed(slot).ok_or(false),
+            Some(Entry::Awaited(current)) => Err(!current.will_wake(waker)),
+            _ => Err(false),
         }
+    }
+
+    /// Takes the result, or stores the waker. Returns the waker to drop.
+    pub(crate) fn take_or_store(&mut self, slot: Slot, waker: Waker) -> (Option<T>, Waker) {
+        match self.entries.get_mut(slot.0 as usize) {
+            Some(Entry::Awaited(current)) => (None, mem::replace(current, waker)),
+            _ => (self.take_completed(slot), waker),
+        }
+    }
+
+    #[inline(always)]
+    fn take_completed(&mut self, slot: Slot) -> Option<T> {
+        let entry = self.entries.get_mut(slot.0 as usize).filter(|entry| matches!(entry, Entry::Completed(_)))?;
+        let Entry::Completed(result) = mem::replace(entry, Entry::Free(self.free)) else { return None };
+        self.free = slot.0;
+        Some(result)
     }
 
     /// Gives up a slot whose future is dropped. Returns what has to be dropped.
@@ -171,10 +177,10 @@ mod tests {
         for round in 0..3 {
             let slot = slots.insert(waker.clone());
             // Miri does not promise that clones of a waker compare as equal.
-            assert!(slots.take(slot, &waker, || waker.clone()).is_err());
+            assert!(slots.take(slot, &waker).is_err());
             let Finished::Wake(waiter) = slots.complete(slot, round) else { panic!("its future waits") };
             waiter.wake();
-            assert_eq!(slots.take(slot, &waker, || waker.clone()).map_err(|_| ()), Ok(round));
+            assert_eq!(slots.take(slot, &waker), Ok(round));
         }
         assert_eq!((slots.entries.len(), slots.len(), woken.0.load(Ordering::Relaxed)), (1, 0, 3));
     }
@@ -196,9 +202,14 @@ mod tests {
         let [first, second] = [(); 2].map(|()| Arc::new(Count::default()));
         let slot = slots.insert(Waker::from(first.clone()));
         let other = Waker::from(second.clone());
-        assert!(matches!(slots.take(slot, &other, || other.clone()), Err(Some(_))));
+        assert_eq!(slots.take(slot, &other), Err(true));
+        assert_eq!(slots.take_or_store(slot, other.clone()).0, None);
+        assert_eq!(slots.take(slot, &other), Err(false));
         let Finished::Wake(waker) = slots.complete(slot, ()) else { panic!() };
         waker.wake();
         assert_eq!([first, second].map(|count| count.0.load(Ordering::Relaxed)), [0, 1]);
+        // It may also complete before the waker is stored.
+        assert_eq!(slots.take_or_store(slot, other).0, Some(()));
+        assert_eq!(slots.len(), 0);
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_pool::{Budget, Pool};
-use rdma_safe::{Context, EndpointBuilder, EndpointSet, ProtectionDomain};
+use rdma_safe::{Context, EndpointBuilder, EndpointKey, EndpointSet, ProtectionDomain};
 
 use crate::effects::Effects;
 use crate::{Error, Result, Sharing, Threads};
@@ -295,28 +295,44 @@ impl<S: Sharing> Driver<S> {
         }))
     }
 
-    /// A queue on the device with room for an endpoint.
-    pub(crate) fn queue(&self, context: &Context, builder: &EndpointBuilder<'_>) -> Result<S::Rc<Queue<S>>> {
+    /// Adds a connection to a queue on the device that has room for its endpoint, or to a new one. `start` builds the endpoint.
+    pub(crate) fn open<T>(
+        &self,
+        builder: &EndpointBuilder<'_>,
+        context: &Context,
+        [sends, receives]: [u32; 2],
+        start: impl FnOnce(&mut EndpointSet) -> rdma_safe::Result<(EndpointKey, T)>,
+    ) -> Result<(S::Rc<Queue<S>>, EndpointKey, T)> {
         if self.is_stopped() {
             return Err(Error::DriverStopped);
         }
-        let queues = S::with(&self.shared.queues, |queues| queues.clone());
-        let has_room =
-            |queue: &S::Rc<Queue<S>>| queue.with_set(|set| set.context().is_same(context) && set.has_room_for(builder));
-        if let Some(queue) = queues.into_iter().find(has_room) {
-            return Ok(queue);
+        let mut start = Some(start);
+        for queue in S::with(&self.shared.queues, |queues| queues.clone()) {
+            // Other threads can take the room, so both happens under the lock of the queue.
+            let opened = queue.open(sends, receives, |set| {
+                let has_room = set.context().is_same(context) && set.has_room_for(builder);
+                start.take_if(|_| has_room).map(|start| start(set))
+            });
+            if let Some(opened) = opened {
+                let (key, started) = opened?;
+                return Ok((queue, key, started));
+            }
         }
         let entries = self.shared.completions.min(context.attributes().max_cqe());
         let set = EndpointSet::builder(context, entries).events(true).build()?;
         let queue = S::rc(Queue::new(set, &self.shared.events)?);
+        // The queue is kept only if it is large enough for a connection.
+        let opened = queue.open(sends, receives, |set| start.take().map(|start| start(set)));
+        let (key, started) = opened.ok_or(Error::Closed)??;
         S::with(&self.shared.queues, |queues| queues.push(queue.clone()));
         // The runner arms only the queues that it knows.
         self.shared.events.poller.wake();
         if self.is_stopped() {
             // The driver has stopped in the meantime.
             queue.stop();
+            return Err(Error::DriverStopped);
         }
-        Ok(queue)
+        Ok((queue, key, started))
     }
 }
 
@@ -353,3 +369,23 @@ const _: () = {
     is_shared::<Driver>();
     is_shared::<Arc<Queue<Threads>>>();
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Connector, Listener, Local};
+
+    #[test]
+    #[cfg_attr(miri, ignore = "soft0 needs sockets")]
+    fn queues_that_are_too_small_are_not_kept() {
+        rdma_safe::soft::install().unwrap();
+        let (driver, mut runner) = DriverBuilder::default().completions(4).build::<Local>().unwrap();
+        let listener = runner.block_on(Listener::builder().driver(&driver).bind("127.0.0.1:0")).unwrap();
+        let connector = Connector::with_driver(&driver).sends(4);
+        for _ in 0..2 {
+            let error = runner.block_on(connector.connect(listener.local_address())).unwrap_err();
+            assert!(matches!(error, Error::Rdma(full) if matches!(*full, rdma_safe::Error::EndpointSetFull { .. })));
+        }
+        assert_eq!(Local::with(&driver.shared.queues, |queues| queues.len()), 0);
+    }
+}

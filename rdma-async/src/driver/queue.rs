@@ -23,6 +23,9 @@ pub(crate) struct Queue<S: Sharing> {
     pub(crate) events: S::Rc<Events<S>>,
 }
 
+/// Time to linger if the clock cannot represent the end of a longer one.
+const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
+
 impl<S: Sharing> Queue<S> {
     pub(crate) fn new(set: EndpointSet, events: &S::Rc<Events<S>>) -> Result<Self> {
         let channel = set.channel().ok_or(rdma_safe::Error::NoChannel)?;
@@ -91,14 +94,20 @@ impl<S: Sharing> Queue<S> {
     /// Takes the result of an operation.
     #[inline(always)]
     pub(crate) fn take(&self, slot: Slot, context: &Context<'_>) -> Option<Done> {
-        let taken = S::with(&self.state, |state| state.slots.take(slot, context.waker(), || context.waker().clone()));
-        match taken {
+        match S::with(&self.state, |state| state.slots.take(slot, context.waker())) {
             Ok(done) => Some(done),
-            Err(before) => {
-                drop(before);
-                None
-            }
+            Err(false) => None,
+            Err(true) => self.take_or_store(slot, context),
         }
+    }
+
+    /// Another task polls the operation than before.
+    #[cold]
+    fn take_or_store(&self, slot: Slot, context: &Context<'_>) -> Option<Done> {
+        let waker = context.waker().clone();
+        let (done, unused) = S::with(&self.state, |state| state.slots.take_or_store(slot, waker));
+        drop(unused);
+        done
     }
 
     /// The future of an operation in flight is dropped.
@@ -179,13 +188,17 @@ impl<S: Sharing> Queue<S> {
     /// Requests an event for the next completion. Returns whether to sleep, and when to look again at the latest.
     pub(crate) fn arm(&self, effects: &mut Effects) -> (bool, Option<Instant>) {
         let armed = S::with(&self.state, |state| {
-            if state.broken.is_some() {
-                return (true, None);
-            }
             // Those whose last operation has completed since the last look.
             state.advance_leaving(effects);
+            if state.broken.is_some() {
+                // Its connections still have to end.
+                return (true, state.leaving_deadline());
+            }
             match state.set.arm() {
-                Ok(armed) => (armed == Armed::Wait, state.next_deadline()),
+                Ok(armed) => {
+                    let deadlines = state.leaving_deadline().into_iter().chain(state.set.keepalive_due());
+                    (armed == Armed::Wait, deadlines.min())
+                }
                 Err(error) => {
                     state.fail_all(&Ended::Failed(Arc::new(error)), effects);
                     (false, None)
@@ -201,23 +214,24 @@ impl<S: Sharing> Queue<S> {
         S::with(&self.state, |state| f(&mut state.set))
     }
 
-    /// Builds an endpoint with `start`, and adds its connection.
+    /// Builds an endpoint with `start`, and adds its connection. `None` if the queue has failed, or if `start` returns that.
     pub(crate) fn open<T>(
         &self,
         sends: u32,
         receives: u32,
-        start: impl FnOnce(&mut EndpointSet) -> rdma_safe::Result<(EndpointKey, T)>,
-    ) -> Result<(EndpointKey, T)> {
+        start: impl FnOnce(&mut EndpointSet) -> Option<rdma_safe::Result<(EndpointKey, T)>>,
+    ) -> Option<Result<(EndpointKey, T)>> {
         S::with(&self.state, |state| {
-            if let Some(broken) = &state.broken {
-                return Err(broken.error());
+            if state.broken.is_some() {
+                return None;
             }
-            let (key, started) = start(&mut state.set)?;
-            if state.members.len() <= key.index() {
-                state.members.resize_with(key.index() + 1, || None);
-            }
-            state.members[key.index()] = Some(Box::new(Member::new(key, sends, receives)));
-            Ok((key, started))
+            let started = start(&mut state.set)?;
+            Some(started.map_err(Into::into).inspect(|(key, _)| {
+                if state.members.len() <= key.index() {
+                    state.members.resize_with(key.index() + 1, || None);
+                }
+                state.members[key.index()] = Some(Box::new(Member::new(*key, sends, receives)));
+            }))
         })
     }
 
@@ -292,7 +306,7 @@ impl<S: Sharing> Queue<S> {
                 return false;
             }
             let now = Instant::now();
-            member.drain_until = Some(now.checked_add(linger).unwrap_or(now));
+            member.drain_until = Some(now.checked_add(linger).unwrap_or(now + FAR));
             member.end(&Ended::Closed, &mut effects);
             leaving.push(key);
             true
@@ -362,5 +376,50 @@ impl<S: Sharing> Queue<S> {
     /// Number of messages of a connection that its readers keep.
     pub(crate) fn kept(&self, key: EndpointKey) -> u32 {
         S::with(&self.state, |state| state.member(key).map_or(0, |member| member.kept))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Connection, Connector, Driver, Listener, Local, Runner};
+
+    fn connected() -> (Runner<Local>, [Connection<Local>; 2]) {
+        rdma_safe::soft::install().unwrap();
+        let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
+        let ends = runner.block_on(async {
+            let listener = Listener::builder().driver(&driver).bind("127.0.0.1:0").await.unwrap();
+            let connector = Connector::with_driver(&driver).keepalive(None).linger(Duration::MAX);
+            let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+            [client.unwrap(), server.unwrap()]
+        });
+        (runner, ends)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "soft0 needs sockets")]
+    fn a_failed_queue_has_the_deadlines_of_its_connections() {
+        let (_runner, [client, _server]) = connected();
+        let (queue, mut effects) = (client.inner.queue.clone(), Effects::default());
+        let failed = Ended::Failed(Arc::new(rdma_safe::Error::NoChannel));
+        Local::with(&queue.state, |state| state.fail_all(&failed, &mut effects));
+        assert_eq!(queue.arm(&mut effects), (true, None));
+        // The peer has to confirm the end, within the deadline of the handshake.
+        drop(client);
+        assert!(matches!(queue.arm(&mut effects), (true, Some(_))));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "soft0 needs sockets")]
+    fn an_endless_time_to_linger_has_not_passed() {
+        let (mut runner, [client, _server]) = connected();
+        let (queue, key) = (client.inner.queue.clone(), client.inner.key);
+        let buffer = runner.block_on(client.buffer_of(b"in flight")).unwrap();
+        runner.block_on(client.send(buffer).posted()).unwrap();
+        drop(client);
+        queue.advance_leaving(&mut Effects::default());
+        let is_open =
+            |state: &mut State<Local>| state.member(key).is_some_and(|member| matches!(member.stage, Stage::Open(_)));
+        assert!(Local::with(&queue.state, is_open));
     }
 }

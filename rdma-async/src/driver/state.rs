@@ -301,11 +301,10 @@ impl<S: Sharing> State<S> {
         member.advance_leaving(set, now)
     }
 
-    /// The next time to look at the queue even if there is no event.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let members =
-            self.leaving.iter().filter_map(|key| self.members.get(key.index())?.as_deref()?.leaving_deadline());
-        members.chain(self.set.keepalive_due()).min()
+    /// The next time to advance the connections that this side is closing, even if there is no event.
+    pub(super) fn leaving_deadline(&self) -> Option<Instant> {
+        let leaving = self.leaving.iter();
+        leaving.filter_map(|key| self.members.get(key.index())?.as_deref()?.leaving_deadline()).min()
     }
 }
 

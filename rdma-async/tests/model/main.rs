@@ -185,13 +185,16 @@ fn an_operation_completes_while_its_future_is_polled_or_dropped() {
             if is_dropped {
                 drop(lock(&slots).abandon(slot));
             } else {
-                wait(|context| {
-                    let taken = lock(&slots).take(slot, context.waker(), || context.waker().clone());
-                    taken.map_or(Poll::Pending, |result| {
-                        drop(result);
-                        Poll::Ready(())
-                    })
-                });
+                // Another task than the one that has posted it.
+                drop(wait(|context| {
+                    let taken = lock(&slots).take(slot, context.waker());
+                    let taken = match taken {
+                        Ok(result) => Some(result),
+                        Err(false) => None,
+                        Err(true) => lock(&slots).take_or_store(slot, context.waker().clone()).0,
+                    };
+                    taken.map_or(Poll::Pending, Poll::Ready)
+                }));
             }
             driver.join().unwrap();
             assert_eq!((lock(&slots).len(), Arc::strong_count(&memory)), (0, 1));

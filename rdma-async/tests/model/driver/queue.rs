@@ -37,11 +37,7 @@ impl<S: Sharing> Queue<S> {
     }
 
     pub(crate) fn take(&self, slot: Slot, context: &Context<'_>) -> Poll<()> {
-        let clone = || context.waker().clone();
-        match S::with(&self.slots, |slots| slots.take(slot, context.waker(), clone)) {
-            Ok(()) => Poll::Ready(()),
-            Err(_) => Poll::Pending,
-        }
+        S::with(&self.slots, |slots| slots.take(slot, context.waker())).map_or(Poll::Pending, Poll::Ready)
     }
 
     /// What the device does when work completes.
