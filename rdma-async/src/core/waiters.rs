@@ -104,7 +104,10 @@ impl Waiters {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::core::random::{Random, SEEDS, STEPS, Task};
 
     fn waker() -> Waker {
         Waker::noop().clone()
@@ -134,5 +137,67 @@ mod tests {
         assert!(waiters.notify().is_some());
         assert!(waiters.is_notified(&first));
         assert!(!waiters.is_notified(&second));
+    }
+
+    /// A task of the random test.
+    struct Waiting {
+        number: usize,
+        ticket: Ticket,
+        task: Arc<Task>,
+        is_notified: bool,
+    }
+
+    #[test]
+    fn random_tasks_agree_with_a_model() {
+        for seed in SEEDS {
+            let mut random = Random(seed);
+            let (mut waiters, mut all) = (Waiters::default(), Vec::<Waiting>::new());
+            // Numbers of those that are not notified.
+            let mut order = VecDeque::new();
+            let mut most = 0;
+            for number in 0..STEPS {
+                let chosen = random.below(all.len().max(1));
+                match (random.below(5), all.get_mut(chosen)) {
+                    (0 | 1, _) => {
+                        let (task, waker) = Task::new();
+                        all.push(Waiting { number, ticket: waiters.join(waker), task, is_notified: false });
+                        order.push_back(number);
+                    }
+                    (2, _) => {
+                        let woken = waiters.notify();
+                        assert_eq!(woken.is_some(), !order.is_empty());
+                        let (Some(waker), Some(first)) = (woken, order.pop_front()) else { continue };
+                        waker.wake();
+                        let first = all.iter_mut().find(|waiting| waiting.number == first).unwrap();
+                        assert_eq!((first.task.wakes(), Arc::strong_count(&first.task)), (1, 1));
+                        first.is_notified = true;
+                    }
+                    (3, Some(Waiting { number, ticket, task, is_notified })) => {
+                        let (next, waker) = Task::new();
+                        match std::mem::take(is_notified) {
+                            true => {
+                                waiters.rejoin(ticket, waker);
+                                order.push_front(*number);
+                            }
+                            false => drop(waiters.set_waker(ticket, waker)),
+                        }
+                        assert_eq!(Arc::strong_count(&std::mem::replace(task, next)), 1);
+                    }
+                    (4, Some(_)) => {
+                        let Waiting { number, ticket, task, is_notified } = all.swap_remove(chosen);
+                        let (was_notified, waker) = waiters.leave(ticket);
+                        assert_eq!((was_notified, waker.is_some()), (is_notified, !is_notified));
+                        drop(waker);
+                        assert_eq!(Arc::strong_count(&task), 1);
+                        order.retain(|other| *other != number);
+                    }
+                    _ => {}
+                }
+                most = most.max(all.len());
+                assert_eq!((waiters.len(), waiters.is_empty()), (order.len(), order.is_empty()));
+                assert!(all.iter().all(|waiting| waiters.is_notified(&waiting.ticket) == waiting.is_notified));
+            }
+            assert_eq!(waiters.entries.len(), most, "places are reused");
+        }
     }
 }
