@@ -87,8 +87,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Failed {
     /// The reason.
     pub error: Error,
-    /// The buffer of the operation. `None` if its connection was removed first: the buffer then returns to its pool, once the
-    /// device no longer uses it.
+    /// The buffer of the operation. `None` if its connection was removed first, or the completion queue has failed: the buffer
+    /// then returns to its pool, once the device no longer uses it.
     pub buffer: Option<Buffer>,
     /// The list of an operation with one, like `buffer`.
     pub list: Option<Gather>,

@@ -1,14 +1,16 @@
 //! Connections of rdma-async, which its own tests use on soft0 only.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rdma_async::{Connection, Connector, Driver, Error, Idle, Listener, Local, Sharing};
+use rdma_async::{Connection, Connector, Driver, Error, Idle, Listener, Local, Sharing, Unconnected};
+use rdma_pool::Pool;
 use rdma_safe::Access;
 use rdma_safe::cm::{Cause, CmError, RejectReason};
 use tokio::time::timeout;
 
 use crate::cm::address;
+use crate::support::interposer::interposed;
 use crate::support::{DEADLINE, device};
 
 /// Sends each message back until the peer leaves.
@@ -38,9 +40,21 @@ async fn connect_and_echo<S: Sharing>(listener: Listener<S>, connector: Connecto
     assert_eq!(client.peer_address(), Some(listener.local_address()));
     let pool = client.pool().clone();
     tokio::join!(use_and_close(client), echo(server));
-    let now = connector.driver().statistics();
-    assert_eq!((now.connections, now.operations, pool.statistics().used()), (0, 0, 0));
-    assert_eq!(now.received, 200);
+    everything_returns(connector.driver(), &pool).await;
+    assert_eq!(connector.driver().statistics().received, 200);
+}
+
+/// Waits until nothing is left. The driver returns memory just after it has woken a task that closes a connection.
+async fn everything_returns<S: Sharing>(driver: &Driver<S>, pool: &Pool) {
+    let left = || {
+        let now = driver.statistics();
+        (now.connections, now.operations, pool.statistics().used())
+    };
+    let start = Instant::now();
+    while left() != (0, 0, 0) {
+        assert!(start.elapsed() < DEADLINE, "{:?} are left", left());
+        tokio::task::yield_now().await;
+    }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -109,4 +123,58 @@ fn nobody_listens_at_the_port() {
         assert_eq!(connector.driver().statistics().connections, 0);
     };
     runtime().block_on(async { timeout(DEADLINE, connecting).await.unwrap() });
+}
+
+/// Makes `verb` fail while operations are pending. All have to end.
+fn fails_all_work(verb: &'static str) {
+    let Some(soft) = interposed() else { return };
+    let work = async {
+        let (connector, pd) = (Connector::new().unwrap().receives(1), soft.pd());
+        let prepared = [connector.prepare(&pd).await.unwrap(), connector.prepare(&pd).await.unwrap()];
+        let addresses = prepared.each_ref().map(Unconnected::address);
+        let [one, other] = prepared;
+        let (one, other) = (one.connect(&addresses[1]).unwrap(), other.connect(&addresses[0]).unwrap());
+        let (driver, pool) = (connector.driver().clone(), one.pool().clone());
+        let send = |_| {
+            let one = one.clone();
+            tokio::spawn(async move { one.send(one.buffer(8).await?).await.map(drop).map_err(Error::from) })
+        };
+        let sends: Vec<_> = (0..100).map(send).collect();
+        // Nobody takes the first message, so the others wait.
+        while driver.statistics().received < 1 || driver.statistics().operations < 64 {
+            tokio::task::yield_now().await;
+        }
+        soft.fail(verb, libc::EIO);
+        // Taking messages causes completions, in case the driver sleeps.
+        let end = loop {
+            match other.receive().await {
+                Ok(Some(message)) => drop(message),
+                end => break end,
+            }
+        };
+        assert!(matches!(end, Err(Error::Failed(_))), "{end:?}");
+        for task in sends {
+            // Some have completed before.
+            let end = task.await.unwrap();
+            assert!(matches!(end, Ok(()) | Err(Error::Failed(_))), "{end:?}");
+        }
+        let Err(failed) = one.send(one.buffer(8).await.unwrap()).await else { panic!("the queue has failed") };
+        assert!(matches!(failed.error, Error::Failed(_)), "{failed}");
+        drop(failed);
+        tokio::join!(one.close(), other.close());
+        everything_returns(&driver, &pool).await;
+        soft.heal(verb);
+        drop(connector.prepare(&pd).await.expect("another queue"));
+    };
+    runtime().block_on(async { timeout(DEADLINE, work).await.unwrap() });
+}
+
+#[test]
+fn a_queue_that_cannot_be_polled_fails_all_work() {
+    fails_all_work("start_poll");
+}
+
+#[test]
+fn a_queue_that_cannot_be_armed_fails_all_work() {
+    fails_all_work("ibv_req_notify_cq");
 }

@@ -140,10 +140,9 @@ impl<S: Sharing> Member<S> {
         sequence as usize & (self.slots.len() - 1)
     }
 
-    /// Takes the slots of all operations in flight.
-    pub(crate) fn take_slots(&mut self) -> impl Iterator<Item = Slot> + use<S> {
-        self.in_flight = 0;
-        mem::take(&mut self.slots).into_iter().filter(|slot| *slot != Slot::NONE)
+    /// Takes the slots of all operations in flight. Late completions have none.
+    pub(crate) fn take_slots(&mut self) -> impl Iterator<Item = Slot> {
+        self.slots.iter_mut().map(|slot| mem::replace(slot, Slot::NONE)).filter(|slot| *slot != Slot::NONE)
     }
 
     /// Whether the send queue is full.

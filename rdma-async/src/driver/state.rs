@@ -63,7 +63,7 @@ pub enum Done {
     /// It has succeeded, with a list.
     List(Gather),
     Failed(FailedWork),
-    /// The endpoint was removed before the completion was taken.
+    /// The endpoint was removed, or its queue has failed, before the completion was taken.
     Removed,
 }
 
@@ -255,22 +255,19 @@ impl<S: Sharing> State<S> {
 
     /// Ends all connections, since the queue or its driver no longer works.
     pub(super) fn fail_all(&mut self, ended: &Ended, effects: &mut Effects) {
+        self.broken.get_or_insert_with(|| ended.clone());
         for member in self.members.iter_mut().flatten() {
             member.end(ended, effects);
+            // Nobody may ever take their completions. The memory stays with the endpoint until it is removed.
+            fail_operations(member, &mut self.slots, effects);
         }
-        self.broken.get_or_insert_with(|| ended.clone());
     }
 
     /// Forgets a connection whose endpoint was removed.
     pub(super) fn forget(&mut self, key: EndpointKey, effects: &mut Effects) {
         let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else { return };
         member.end(&Ended::Closed, effects);
-        for slot in member.take_slots() {
-            match self.slots.complete(slot, Done::Removed) {
-                Finished::Wake(waker) => effects.wake(waker),
-                Finished::Drop(done) => effects.drop_done(done),
-            }
-        }
+        fail_operations(&mut member, &mut self.slots, effects);
         member.inbox.drain(..).for_each(|message| effects.drop_completion(message));
         member.closers.drain(..).for_each(|waker| effects.wake(waker));
     }
@@ -389,6 +386,16 @@ fn post_to<S: Sharing, R: Request>(
             Posted::InFlight(slot)
         }
         Err(rejected) => Posted::Failed(Failed::rejected(rejected)),
+    }
+}
+
+/// Tells the tasks of all operations in flight that no completion of theirs will be taken.
+fn fail_operations<S: Sharing>(member: &mut Member<S>, slots: &mut Slots<Done>, effects: &mut Effects) {
+    for slot in member.take_slots() {
+        match slots.complete(slot, Done::Removed) {
+            Finished::Wake(waker) => effects.wake(waker),
+            Finished::Drop(done) => effects.drop_done(done),
+        }
     }
 }
 
