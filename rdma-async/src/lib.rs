@@ -82,6 +82,7 @@ mod driver;
 mod effects;
 mod error;
 mod exchange;
+mod fork;
 mod listener;
 mod opening;
 mod operation;

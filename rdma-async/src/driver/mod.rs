@@ -51,10 +51,11 @@ pub(crate) struct WeakDriver<S: Sharing> {
 }
 
 impl<S: Sharing> WeakDriver<S> {
-    /// The driver, unless it has stopped.
+    /// The driver, unless it has stopped or belongs to the parent of this process.
     pub(crate) fn upgrade(&self) -> Option<Driver<S>> {
         let driver = Driver::<S> { shared: S::upgrade(&self.shared)?, alive: S::upgrade(&self.alive)? };
-        (!driver.shared.stopped.load(Ordering::Acquire)).then_some(driver)
+        let is_running = !driver.shared.stopped.load(Ordering::Acquire) && !driver.shared.events.is_inherited();
+        is_running.then_some(driver)
     }
 }
 
