@@ -77,6 +77,7 @@
 
 mod connection;
 mod connector;
+mod coop;
 mod core;
 mod driver;
 mod effects;
