@@ -8,8 +8,17 @@ use std::path::Path;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Directories whose functions and tests a document may mention.
-const DIRECTORIES: [&str; 7] =
-    ["rdma-sys/src", "rdma-sys/tests", "rdma-safe/src", "rdma-safe/tests", "rdma-pool/src", "rdma-pool/tests", "tests"];
+const DIRECTORIES: [&str; 9] = [
+    "rdma-sys/src",
+    "rdma-sys/tests",
+    "rdma-safe/src",
+    "rdma-safe/tests",
+    "rdma-pool/src",
+    "rdma-pool/tests",
+    "rdma-async/src",
+    "rdma-async/tests",
+    "tests",
+];
 
 /// Adds the names of all Rust files below `directory`, and of their functions.
 fn collect(directory: &Path, names: &mut BTreeSet<String>) {

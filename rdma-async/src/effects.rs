@@ -56,20 +56,21 @@ impl Effects {
         self.dropped_wakers.extend(waker);
     }
 
-    /// Wakes the tasks in order, and drops the memory. Keeps its own allocations.
+    /// Drops the memory, and wakes the tasks in order. Keeps its own allocations.
     #[inline(always)]
     pub(crate) fn run(&mut self) {
-        if let Some(first) = self.first.take() {
-            first.wake();
-        }
-        if !self.wakers.is_empty() {
-            self.wake_others();
-        }
+        // First, so that a task that waits for the end of its connection finds its memory in the pool.
         if !self.done.is_empty() {
             self.done.clear();
         }
         if !self.is_usual() {
             self.run_unusual();
+        }
+        if let Some(first) = self.first.take() {
+            first.wake();
+        }
+        if !self.wakers.is_empty() {
+            self.wake_others();
         }
     }
 

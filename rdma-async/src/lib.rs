@@ -77,11 +77,13 @@
 
 mod connection;
 mod connector;
+mod coop;
 mod core;
 mod driver;
 mod effects;
 mod error;
 mod exchange;
+mod fork;
 mod listener;
 mod opening;
 mod operation;

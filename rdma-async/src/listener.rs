@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use rdma_safe::cm::{self, Address, Request};
 use crate::driver::events::Source;
 use crate::opening::{Opening, Plan, post_receives};
 use crate::options::{Options, setters};
+use crate::sharing::Lock;
 use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads, trace};
 
 /// Listens at an address for connections.
@@ -47,8 +48,7 @@ struct State<S: Sharing> {
 }
 
 /// The tasks in [`Listener::accept`]. Any of them can advance any handshake, so all are woken.
-#[derive(Default)]
-struct Acceptors(Mutex<Wakers>);
+struct Acceptors(Lock<Wakers>);
 
 #[derive(Default)]
 struct Wakers {
@@ -59,8 +59,8 @@ struct Wakers {
 }
 
 impl Acceptors {
-    fn lock(&self) -> MutexGuard<'_, Wakers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn with<R>(&self, f: impl FnOnce(&mut Wakers) -> R) -> R {
+        Threads::with(&self.0, f)
     }
 }
 
@@ -70,47 +70,48 @@ impl Wake for Acceptors {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let waiting = std::mem::take(&mut self.lock().waiting);
+        let waiting = self.with(|wakers| std::mem::take(&mut wakers.waiting));
         waiting.into_iter().for_each(|(_, waker)| waker.wake());
     }
 }
 
 /// One call of [`Listener::accept`]. Dropping it drops its waker.
 struct Acceptor<'a> {
-    acceptors: &'a Arc<Acceptors>,
+    acceptors: &'a Acceptors,
     number: u64,
 }
 
 impl<'a> Acceptor<'a> {
-    fn new(acceptors: &'a Arc<Acceptors>) -> Self {
-        let mut wakers = acceptors.lock();
-        wakers.next += 1;
-        Acceptor { acceptors, number: wakers.next }
+    fn new(acceptors: &'a Acceptors) -> Self {
+        let number = acceptors.with(|wakers| {
+            wakers.next += 1;
+            wakers.next
+        });
+        Acceptor { acceptors, number }
     }
 
     /// Wakes the task with all others.
     fn register(&self, waker: &Waker) {
         let waker = waker.clone();
-        let mut wakers = self.acceptors.lock();
-        let before = match wakers.waiting.iter_mut().find(|(number, _)| *number == self.number) {
-            Some((_, current)) => Some(std::mem::replace(current, waker)),
-            None => {
-                wakers.waiting.push((self.number, waker));
-                None
+        drop(self.acceptors.with(|wakers| {
+            if let Some((_, current)) = wakers.waiting.iter_mut().find(|(number, _)| *number == self.number) {
+                return Some(std::mem::replace(current, waker));
             }
-        };
-        drop(wakers);
-        drop(before);
+            wakers.waiting.push((self.number, waker));
+            None
+        }));
     }
 }
 
 impl Drop for Acceptor<'_> {
     fn drop(&mut self) {
-        let mut wakers = self.acceptors.lock();
-        let place = wakers.waiting.iter().position(|(number, _)| *number == self.number);
-        let waker = place.map(|place| wakers.waiting.swap_remove(place));
-        drop(wakers);
-        drop(waker);
+        if self.acceptors.0.is_inherited() {
+            return;
+        }
+        drop(self.acceptors.with(|wakers| {
+            let place = wakers.waiting.iter().position(|(number, _)| *number == self.number);
+            place.map(|place| wakers.waiting.swap_remove(place))
+        }));
     }
 }
 
@@ -208,7 +209,7 @@ impl<S: Sharing> ListenerBuilder<S> {
         let source = Source::channel(&driver.shared.events, listener.channel())?;
         let local = listener.local_address();
         let state = S::cell(State { listener, opening: Vec::new(), failed: 0 });
-        let acceptors = Arc::default();
+        let acceptors = Arc::new(Acceptors(Threads::cell(Wakers::default())));
         Ok(Listener { source, state, acceptors, driver, options: self.options, local })
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use rdma_safe::endpoint::FailedWork;
 
@@ -13,7 +13,7 @@ use crate::core::{Slot, Ticket};
 use crate::driver::member::Ended;
 use crate::driver::queue::Queue;
 use crate::driver::state::{Done, Posted};
-use crate::{Error, Failed, Request, Sharing};
+use crate::{Error, Failed, Request, Sharing, coop};
 
 /// An operation of a [`Connection`](crate::Connection). Its result is its memory.
 ///
@@ -100,6 +100,7 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let coop = ready!(coop::poll_proceed(context));
         let Inner { queue, key, .. } = self.0.connection;
         let posted = match mem::replace(&mut self.0.state, State::Finished) {
             State::New(request) => queue.post(*key, request, false, context),
@@ -107,7 +108,10 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
             State::InFlight(_) | State::Finished => return Poll::Pending,
         };
         match posted {
-            Posted::InFlight(_) => Poll::Ready(Ok(())),
+            Posted::InFlight(_) => {
+                coop.made_progress();
+                Poll::Ready(Ok(()))
+            }
             Posted::Full(request, ticket) => {
                 self.0.state = State::Waiting(request, ticket);
                 Poll::Pending

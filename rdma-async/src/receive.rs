@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use rdma_safe::{Buffer, Completion, EndpointKey, Operation};
 
@@ -13,7 +13,7 @@ use crate::core::Ticket;
 use crate::driver::member::Ended;
 use crate::driver::queue::Queue;
 use crate::driver::state::Received;
-use crate::{Result, Sharing, Threads};
+use crate::{Result, Sharing, Threads, coop};
 
 /// A received message. Its memory goes back to the receive queue of its connection when it is dropped.
 ///
@@ -121,10 +121,14 @@ impl<S: Sharing> Future for Receive<'_, S> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let coop = ready!(coop::poll_proceed(context));
         let connection = self.connection;
         let ticket = self.ticket.take();
         match connection.queue.receive(connection.key, ticket, context) {
-            Received::Message(done) => Poll::Ready(Ok(Some(connection.message(done)))),
+            Received::Message(done) => {
+                coop.made_progress();
+                Poll::Ready(Ok(Some(connection.message(done))))
+            }
             Received::Waiting(ticket) => {
                 self.ticket = Some(ticket);
                 Poll::Pending

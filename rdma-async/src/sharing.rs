@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 
+use crate::fork::Creator;
 use crate::sync::Mutex;
 
 /// How connections and their driver are shared: [`Threads`] or [`Local`].
@@ -41,10 +43,34 @@ pub enum Threads {}
 #[derive(Clone, Copy, Debug)]
 pub enum Local {}
 
+/// A mutex. A forked child forgets the value that it has inherited, since another thread may have been changing it.
+#[derive(Debug)]
+pub struct Lock<T> {
+    value: ManuallyDrop<Mutex<T>>,
+    creator: Creator,
+}
+
+impl<T> Lock<T> {
+    /// Whether the value belongs to the parent of this process.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.creator.is_parent()
+    }
+}
+
+impl<T> Drop for Lock<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_inherited() {
+            // SAFETY: the value is dropped here alone, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
 impl Sharing for Threads {
     type Rc<T: 'static> = Arc<T>;
     type Weak<T: 'static> = std::sync::Weak<T>;
-    type Cell<T: 'static> = Mutex<T>;
+    type Cell<T: 'static> = Lock<T>;
 
     #[inline(always)]
     fn rc<T>(value: T) -> Arc<T> {
@@ -62,14 +88,14 @@ impl Sharing for Threads {
     }
 
     #[inline(always)]
-    fn cell<T>(value: T) -> Mutex<T> {
-        Mutex::new(value)
+    fn cell<T>(value: T) -> Lock<T> {
+        Lock { value: ManuallyDrop::new(Mutex::new(value)), creator: Creator::current() }
     }
 
     #[inline(always)]
-    fn with<T, R>(cell: &Mutex<T>, f: impl FnOnce(&mut T) -> R) -> R {
+    fn with<T, R>(cell: &Lock<T>, f: impl FnOnce(&mut T) -> R) -> R {
         // No code of the user runs inside, so nothing is left half-changed by a panic.
-        f(&mut cell.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut cell.value.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

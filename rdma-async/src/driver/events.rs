@@ -77,6 +77,12 @@ impl<S: Sharing> Events<S> {
         Ok(Events { poller: Arc::new(Poller::new()?), sources: S::cell(sources), timers: S::cell(Timers::default()) })
     }
 
+    /// Whether the driver belongs to the parent of this process.
+    #[inline(always)]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.poller.is_inherited()
+    }
+
     /// What happened to the descriptors with these tokens.
     pub(crate) fn dispatch(
         &self,
@@ -202,6 +208,9 @@ impl<S: Sharing> Source<S> {
 
 impl<S: Sharing> Drop for Source<S> {
     fn drop(&mut self) {
+        if self.events.is_inherited() {
+            return;
+        }
         self.events.poller.remove(self.watched.fd());
         drop(S::with(&self.events.sources, |sources| {
             let entry = &mut sources.entries[self.index as usize];
@@ -248,7 +257,7 @@ impl<S: Sharing> Deadline<S> {
 
 impl<S: Sharing> Drop for Deadline<S> {
     fn drop(&mut self) {
-        let Some(key) = self.key.take() else { return };
+        let Some(key) = self.key.take().filter(|_| !self.events.is_inherited()) else { return };
         drop(S::with(&self.events.timers, |timers| timers.by_time.remove(&key)));
     }
 }

@@ -51,10 +51,10 @@ pub(crate) struct WeakDriver<S: Sharing> {
 }
 
 impl<S: Sharing> WeakDriver<S> {
-    /// The driver, unless it has stopped.
+    /// The driver, unless it has stopped or belongs to the parent of this process.
     pub(crate) fn upgrade(&self) -> Option<Driver<S>> {
         let driver = Driver::<S> { shared: S::upgrade(&self.shared)?, alive: S::upgrade(&self.alive)? };
-        (!driver.is_stopped()).then_some(driver)
+        (!driver.is_stopped() && !driver.shared.events.is_inherited()).then_some(driver)
     }
 }
 

@@ -7,12 +7,16 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
+use crate::Result;
+use crate::fork::{self, Creator};
+
 /// Waits for any of its descriptors, edge-triggered. Its own descriptor becomes readable when there is an event.
 #[derive(Debug)]
 pub(crate) struct Poller {
     epoll: OwnedFd,
     wake: OwnedFd,
     timer: OwnedFd,
+    creator: Creator,
 }
 
 /// Token of the events that the poller handles itself.
@@ -22,16 +26,24 @@ const OWN: u64 = u64::MAX;
 const EVENTS: usize = 64;
 
 impl Poller {
-    pub(crate) fn new() -> Result<Self, Errno> {
+    pub(crate) fn new() -> Result<Self> {
+        fork::watch()?;
         let poller = Poller {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             timer: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?,
+            creator: Creator::current(),
         };
         for own in [&poller.wake, &poller.timer] {
             poller.add(own.as_fd(), OWN)?;
         }
         Ok(poller)
+    }
+
+    /// Whether this process was forked after the poller was made. The events then belong to the parent.
+    #[inline(always)]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.creator.is_parent()
     }
 
     /// Reports each edge of `fd` with `token`, the first if it is readable already.
@@ -48,6 +60,9 @@ impl Poller {
 
     /// Makes the descriptor readable, and ends a call of [`Poller::wait`].
     pub(crate) fn wake(&self) {
+        if self.is_inherited() {
+            return;
+        }
         // A full counter wakes as well.
         let _ = write(&self.wake, &1u64.to_ne_bytes());
     }

@@ -113,12 +113,17 @@ impl<S: Sharing> Queue<S> {
     /// The future of an operation in flight is dropped.
     #[cold]
     pub(crate) fn abandon(&self, slot: Slot) {
-        drop(S::with(&self.state, |state| state.slots.abandon(slot)));
+        if !self.events.is_inherited() {
+            drop(S::with(&self.state, |state| state.slots.abandon(slot)));
+        }
     }
 
     /// A task stops to wait for room. If it was notified, the next one is notified instead.
     #[cold]
     pub(crate) fn leave_room(&self, key: EndpointKey, ticket: Ticket) {
+        if self.events.is_inherited() {
+            return;
+        }
         let (waker, next) = S::with(&self.state, |state| {
             let Some(member) = state.member(key) else { return (None, None) };
             let (was_notified, waker) = member.room.leave(ticket);
@@ -140,6 +145,9 @@ impl<S: Sharing> Queue<S> {
 
     /// A task stops to wait for a message. If it was notified, the next one is notified instead.
     pub(crate) fn leave_readers(&self, key: EndpointKey, ticket: Ticket) {
+        if self.events.is_inherited() {
+            return;
+        }
         let (waker, next) = S::with(&self.state, |state| {
             let Some(member) = state.member(key) else { return (None, None) };
             let (was_notified, waker) = member.readers.leave(ticket);
@@ -154,6 +162,9 @@ impl<S: Sharing> Queue<S> {
 
     /// Posts the buffer of a message again.
     pub(crate) fn give_back(&self, key: EndpointKey, buffer: Option<Buffer>) {
+        if self.events.is_inherited() {
+            return;
+        }
         let unused = S::with(&self.state, |state| {
             let Some(member) = state.members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else {
                 return buffer;
@@ -296,6 +307,9 @@ impl<S: Sharing> Queue<S> {
     /// The last handle of a connection was dropped, or it is to be closed: it ends once its operations have completed, or at
     /// `linger`.
     pub(crate) fn begin_close(&self, key: EndpointKey, linger: Duration) {
+        if self.events.is_inherited() {
+            return;
+        }
         let mut effects = Effects::default();
         let has_begun = S::with(&self.state, |state| {
             let State { members, leaving, .. } = state;
@@ -333,6 +347,9 @@ impl<S: Sharing> Queue<S> {
 
     /// Removes a connection at once: its handshake was dropped or has failed.
     pub(crate) fn remove(&self, key: EndpointKey) {
+        if self.events.is_inherited() {
+            return;
+        }
         let mut effects = Effects::default();
         S::with(&self.state, |state| {
             if state.member(key).is_some() {

@@ -277,7 +277,9 @@ impl<S: Sharing> AsFd for Runner<S> {
 
 impl<S: Sharing> Drop for Runner<S> {
     fn drop(&mut self) {
-        self.shared.stop();
+        if !self.shared.events.is_inherited() {
+            self.shared.stop();
+        }
     }
 }
 

@@ -29,6 +29,10 @@ impl Poller {
         Ok(Poller { edges: Mutex::default(), readable: Condvar::new() })
     }
 
+    pub(crate) fn is_inherited(&self) -> bool {
+        false
+    }
+
     pub(crate) fn add(&self, _: BorrowedFd<'_>, _: u64) -> Result<(), Errno> {
         unreachable!("there are no other descriptors")
     }

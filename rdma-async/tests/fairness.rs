@@ -1,0 +1,42 @@
+//! Tasks whose operations never wait let other tasks run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_async::{Connector, Listener};
+
+/// More messages than the operations of a task between two yields.
+const MESSAGES: u32 = 1000;
+
+#[tokio::test]
+async fn a_task_that_finds_messages_lets_others_run() {
+    rdma_safe::soft::install().unwrap();
+    let listener = Listener::builder().receives(MESSAGES).message_size(64).bind("127.0.0.1:0").await.unwrap();
+    let connector = Connector::new().unwrap().sends(MESSAGES);
+    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (client, server) = (client.unwrap(), server.unwrap());
+
+    let turns = Arc::new(AtomicU32::new(0));
+    let other = turns.clone();
+    let other = tokio::spawn(async move {
+        loop {
+            other.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+    });
+    let before = turns.load(Ordering::Relaxed);
+    for _ in 0..MESSAGES {
+        client.send(client.buffer_of(b"a").await.unwrap()).posted().await.unwrap();
+    }
+    assert!(turns.load(Ordering::Relaxed) > before, "no other task ran while messages were posted");
+
+    while client.driver().statistics().received < u64::from(MESSAGES) {
+        tokio::task::yield_now().await;
+    }
+    let before = turns.load(Ordering::Relaxed);
+    for _ in 0..MESSAGES {
+        drop(server.receive().await.unwrap().unwrap());
+    }
+    assert!(turns.load(Ordering::Relaxed) > before, "no other task ran while messages were received");
+    other.abort();
+}
