@@ -83,7 +83,6 @@ mod driver;
 mod effects;
 mod error;
 mod exchange;
-mod fork;
 mod listener;
 mod opening;
 mod operation;

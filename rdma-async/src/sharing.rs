@@ -7,7 +7,8 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 
-use crate::fork::Creator;
+use rdma_safe::fork::Creator;
+
 use crate::sync::Mutex;
 
 /// How connections and their driver are shared: [`Threads`] or [`Local`].

@@ -12,7 +12,6 @@
 //!
 //! A child of a raw `fork` or `clone` system call is not recognised, because the C library runs no handlers in it.
 
-use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -93,28 +92,42 @@ pub(crate) fn device_opened() {
 /// Number of forks between the first process of this program and this process.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// The process that an object was created in, to recognise an object that was inherited by `fork(3)`.
+/// The process that an object was created in. It recognises objects that a child of `fork(3)` has inherited.
+///
+/// For layers above, whose objects a child may drop: other threads of the parent may have held their locks at the fork, and may have
+/// been changing what these protect. So a child takes none of these locks, and forgets what they protect.
+///
+/// ```
+/// use rdma_safe::fork::{self, Creator};
+///
+/// fork::watch()?;
+/// let creator = Creator::current();
+/// assert!(!creator.is_parent());
+/// # Ok::<(), rdma_safe::Errno>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Creator(u32);
+pub struct Creator(u32);
 
 impl Creator {
-    /// This process. Call [`watch`] first.
-    pub(crate) fn current() -> Creator {
+    /// This process. Call [`watch`] before: earlier forks are not recognised.
+    #[must_use]
+    pub fn current() -> Creator {
         Creator(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Whether this process was forked after the object was created.
+    /// Whether this process was forked after the object was created. Costs one load.
+    #[must_use]
     #[inline(always)]
-    pub(crate) fn is_parent(self) -> bool {
+    pub fn is_parent(self) -> bool {
         self.0 != GENERATION.load(Ordering::Relaxed)
     }
 }
 
-/// Counts forks from now on.
+/// Recognises forks from now on: `pthread_atfork(3)`. Opening a device does this, too.
 ///
 /// # Errors
 /// `ENOMEM` if the C library cannot store the handler.
-pub(crate) fn watch() -> Result<(), Errno> {
+pub fn watch() -> Result<(), Errno> {
     static WATCHED: OnceLock<Result<(), Errno>> = OnceLock::new();
     *WATCHED.get_or_init(|| {
         if cfg!(miri) {
@@ -122,19 +135,10 @@ pub(crate) fn watch() -> Result<(), Errno> {
             return Ok(());
         }
         // SAFETY: the handler only changes an atomic, so it can run in the child of a process with several threads.
-        check(unsafe { pthread_atfork(None, None, Some(count_fork)) })
+        check(unsafe { libc::pthread_atfork(None, None, Some(count_fork)) })
     })
 }
 
 extern "C" fn count_fork() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-}
-
-unsafe extern "C" {
-    /// The crate `libc` lacks it on Linux.
-    fn pthread_atfork(
-        prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
-    ) -> c_int;
 }

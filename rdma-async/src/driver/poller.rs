@@ -7,8 +7,9 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
+use rdma_safe::fork::{self, Creator};
+
 use crate::Result;
-use crate::fork::{self, Creator};
 
 /// Waits for any of its descriptors, edge-triggered. Its own descriptor becomes readable when there is an event.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ const EVENTS: usize = 64;
 
 impl Poller {
     pub(crate) fn new() -> Result<Self> {
-        fork::watch()?;
+        fork::watch().map_err(std::io::Error::from)?;
         let poller = Poller {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -71,16 +72,14 @@ impl Poller {
     pub(crate) fn set_timer(&self, time: Instant) -> Result<(), Errno> {
         // Zero would disarm the timer.
         let left = time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
-        let it_value = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let (it_value, it_interval) = (timespec(left), timespec(Duration::ZERO));
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value })?;
         Ok(())
     }
 
     /// Adds the tokens of all events to `tokens`. Waits for one, at most for `timeout`; without a timeout, as long as it takes.
     pub(crate) fn wait(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) -> Result<(), Errno> {
-        let mut timeout =
-            timeout.map(|timeout| Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
+        let mut timeout = timeout.map(timespec);
         loop {
             let mut events =
                 [const { epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) } };
@@ -100,7 +99,7 @@ impl Poller {
             if found < EVENTS {
                 return Ok(());
             }
-            timeout = Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+            timeout = Some(timespec(Duration::ZERO));
         }
     }
 
@@ -112,6 +111,11 @@ impl Poller {
             let _ = read(own, &mut count);
         }
     }
+}
+
+/// The time, or the longest that the kernel has.
+fn timespec(time: Duration) -> Timespec {
+    Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
 impl AsFd for Poller {

@@ -15,9 +15,6 @@ mod effects;
 #[path = "../../src/error.rs"]
 #[allow(dead_code, reason = "the library uses more of it")]
 mod error;
-#[path = "../../src/fork.rs"]
-#[allow(dead_code, reason = "the library uses more of it")]
-mod fork;
 #[path = "../../src/sharing.rs"]
 #[allow(dead_code, reason = "the library uses more of it")]
 mod sharing;
