@@ -12,7 +12,7 @@ use crate::connection::Inner;
 use crate::core::{Slot, Ticket};
 use crate::driver::member::Ended;
 use crate::driver::queue::Queue;
-use crate::driver::state::{Done, Posted};
+use crate::driver::state::{Done, Unposted};
 use crate::{Error, Failed, Request, Sharing, coop};
 
 /// An operation of a [`Connection`](crate::Connection). Its result is its memory.
@@ -57,8 +57,8 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Inner { queue, key, .. } = self.connection;
         if let State::InFlight(slot) = self.state {
+            let queue = &self.connection.queue;
             return match queue.take(slot, context) {
                 None => Poll::Pending,
                 Some(done) => {
@@ -67,23 +67,12 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
                 }
             };
         }
-        let posted = match mem::replace(&mut self.state, State::Finished) {
-            State::New(request) => queue.post(*key, request, true, context),
-            State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, true, context),
-            State::InFlight(_) | State::Finished => return Poll::Pending,
-        };
-        match posted {
-            Posted::InFlight(slot) => {
+        match ready!(self.post(true, context)) {
+            Ok(slot) => {
                 self.state = State::InFlight(slot);
                 Poll::Pending
             }
-            Posted::Full(request, ticket) => {
-                self.state = State::Waiting(request, ticket);
-                Poll::Pending
-            }
-            Posted::Failed(failed) => Poll::Ready(Err(failed)),
-            // Not reached, since a waker was given.
-            Posted::NeedsWaker(request) => self.try_again(request, context),
+            Err(failed) => Poll::Ready(Err(failed)),
         }
     }
 }
@@ -101,24 +90,12 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let coop = ready!(coop::poll_proceed(context));
-        let Inner { queue, key, .. } = self.0.connection;
-        let posted = match mem::replace(&mut self.0.state, State::Finished) {
-            State::New(request) => queue.post(*key, request, false, context),
-            State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, false, context),
-            State::InFlight(_) | State::Finished => return Poll::Pending,
-        };
-        match posted {
-            Posted::InFlight(_) => {
+        match ready!(self.0.post(false, context)) {
+            Ok(_) => {
                 coop.made_progress();
                 Poll::Ready(Ok(()))
             }
-            Posted::Full(request, ticket) => {
-                self.0.state = State::Waiting(request, ticket);
-                Poll::Pending
-            }
-            Posted::Failed(failed) => Poll::Ready(Err(failed)),
-            // Not reached: with a full queue, it waits for room.
-            Posted::NeedsWaker(request) => self.0.try_again(request, context),
+            Err(failed) => Poll::Ready(Err(failed)),
         }
     }
 }
@@ -149,12 +126,23 @@ impl<S: Sharing, R: Request> Drop for Operation<'_, S, R> {
 }
 
 impl<S: Sharing, R: Request> Operation<'_, S, R> {
-    #[cold]
-    #[inline(never)]
-    fn try_again<T>(&mut self, request: R, context: &Context<'_>) -> Poll<T> {
-        self.state = State::New(request);
-        context.waker().wake_by_ref();
-        Poll::Pending
+    /// Posts the operation, or waits for room. Pending while it waits.
+    #[inline(always)]
+    fn post(&mut self, awaited: bool, context: &Context<'_>) -> Poll<Result<Slot, Failed>> {
+        let Inner { queue, key, .. } = self.connection;
+        let posted = match mem::replace(&mut self.state, State::Finished) {
+            State::New(request) => queue.post(*key, request, awaited, context),
+            State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, awaited, context),
+            State::InFlight(_) | State::Finished => return Poll::Pending,
+        };
+        match posted {
+            Ok(slot) => Poll::Ready(Ok(slot)),
+            Err(Unposted::Failed(failed)) => Poll::Ready(Err(failed)),
+            Err(Unposted::Waiting(request, ticket)) => {
+                self.state = State::Waiting(request, ticket);
+                Poll::Pending
+            }
+        }
     }
 
     #[cold]

@@ -1,7 +1,7 @@
 //! A completion queue with its connections.
 
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{Handshake, Progress, SetConnection};
@@ -10,7 +10,7 @@ use rdma_safe::{Buffer, EndpointKey, EndpointSet};
 
 use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
-use super::state::{Counts, Done, Posted, Received, State};
+use super::state::{Counts, Done, Received, State, Unposted, Unusual};
 use crate::core::{Slot, Slots, Ticket};
 use crate::effects::Effects;
 use crate::{Request, Result, Sharing};
@@ -43,32 +43,44 @@ impl<S: Sharing> Queue<S> {
     }
 
     /// Posts an operation, which has a slot if it is `awaited`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post<R: Request>(
         &self,
         key: EndpointKey,
         request: R,
         awaited: bool,
         context: &Context<'_>,
-    ) -> Posted<R> {
+    ) -> Result<Slot, Unposted<R>> {
         // Cloned and dropped without the lock, since both can run code of the user.
-        let mut waker = if awaited { Some(context.waker().clone()) } else { None };
-        let posted = S::with(&self.state, |state| state.post(key, request, &mut waker));
-        match posted {
-            Posted::NeedsWaker(request) => self.post_full(key, request, context),
-            posted => posted,
+        let waker = awaited.then(|| context.waker().clone());
+        match S::with(&self.state, |state| state.post(key, request, waker)) {
+            Ok(slot) => Ok(slot),
+            Err((unusual, waker)) => self.post_unusual(key, unusual, awaited, waker, context),
         }
     }
 
-    /// Posts an operation that nobody awaits, or waits for room.
     #[cold]
-    fn post_full<R: Request>(&self, key: EndpointKey, request: R, context: &Context<'_>) -> Posted<R> {
-        let mut waker = Some(context.waker().clone());
-        S::with(&self.state, |state| state.wait_for_room(key, request, &mut waker))
+    #[inline(never)]
+    fn post_unusual<R: Request>(
+        &self,
+        key: EndpointKey,
+        unusual: Unusual<R>,
+        awaited: bool,
+        waker: Option<Waker>,
+        context: &Context<'_>,
+    ) -> Result<Slot, Unposted<R>> {
+        match unusual {
+            Unusual::Failed(failed) => Err(Unposted::Failed(failed)),
+            Unusual::Refused(request) => {
+                let waker = waker.unwrap_or_else(|| context.waker().clone());
+                self.post_or_wait(key, request, None, awaited, waker)
+            }
+        }
     }
 
     /// Posts an operation that has waited for room, if its turn has come.
     #[cold]
+    #[inline(never)]
     pub(crate) fn post_waiting<R: Request>(
         &self,
         key: EndpointKey,
@@ -76,11 +88,21 @@ impl<S: Sharing> Queue<S> {
         ticket: Ticket,
         awaited: bool,
         context: &Context<'_>,
-    ) -> Posted<R> {
-        let waker = context.waker().clone();
+    ) -> Result<Slot, Unposted<R>> {
+        self.post_or_wait(key, request, Some(ticket), awaited, context.waker().clone())
+    }
+
+    fn post_or_wait<R: Request>(
+        &self,
+        key: EndpointKey,
+        request: R,
+        ticket: Option<Ticket>,
+        awaited: bool,
+        waker: Waker,
+    ) -> Result<Slot, Unposted<R>> {
         let mut effects = Effects::default();
         let posted =
-            S::with(&self.state, |state| state.post_waiting(key, request, ticket, awaited, waker, &mut effects));
+            S::with(&self.state, |state| state.post_or_wait(key, request, ticket, awaited, waker, &mut effects));
         effects.run();
         posted
     }
@@ -166,18 +188,13 @@ impl<S: Sharing> Queue<S> {
             return;
         }
         let unused = S::with(&self.state, |state| {
-            let Some(member) = state.members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else {
-                return buffer;
-            };
-            if member.key != key {
-                return buffer;
-            }
+            let (set, Some(member)) = state.with_set(key) else { return buffer };
             member.kept = member.kept.saturating_sub(1);
             if member.ended.is_some() {
                 return buffer;
             }
             let buffer = buffer?;
-            let Some(mut endpoint) = state.set.endpoint(key) else { return Some(buffer) };
+            let Some(mut endpoint) = set.endpoint(key) else { return Some(buffer) };
             match endpoint.receive(buffer) {
                 Ok(_) => None,
                 Err(rejected) => rejected.buffer,
@@ -292,8 +309,7 @@ impl<S: Sharing> Queue<S> {
     pub(crate) fn check_connection(&self, key: EndpointKey) {
         let mut effects = Effects::default();
         S::with(&self.state, |state| {
-            let State { set, members, .. } = state;
-            let Some(member) = members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else { return };
+            let (set, Some(member)) = state.with_set(key) else { return };
             let Stage::Open(connection) = &mut member.stage else { return };
             match connection.is_connected(set) {
                 Ok(true) => {}
@@ -312,17 +328,11 @@ impl<S: Sharing> Queue<S> {
         }
         let mut effects = Effects::default();
         let has_begun = S::with(&self.state, |state| {
-            let State { members, leaving, .. } = state;
-            let Some(member) = members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else {
-                return false;
-            };
-            if member.key != key || member.drain_until.is_some() {
-                return false;
-            }
+            let Some(member) = state.member(key).filter(|member| member.drain_until.is_none()) else { return false };
             let now = Instant::now();
             member.drain_until = Some(now.checked_add(linger).unwrap_or(now + FAR));
             member.end(&Ended::Closed, &mut effects);
-            leaving.push(key);
+            state.leaving.push(key);
             true
         });
         effects.run();

@@ -43,15 +43,17 @@ pub(crate) struct Counts {
 /// Most completions to take while the lock is held.
 pub(super) const BATCH: usize = 32;
 
-/// The result of posting.
-pub(crate) enum Posted<R> {
-    /// The operation is in flight.
-    InFlight(Slot),
-    /// The send queue is full. The ticket is notified when there is room.
-    Full(R, Ticket),
-    /// The send queue is full, and no waker was given.
-    NeedsWaker(R),
-    /// It was not posted.
+/// An operation that is not in flight.
+pub(crate) enum Unposted<R> {
+    /// It waits for room in the send queue, until the ticket is notified.
+    Waiting(R, Ticket),
+    Failed(Failed),
+}
+
+/// An operation that [`State::post`] has not posted.
+pub(super) enum Unusual<R> {
+    /// The send queue is full, or the connection has ended.
+    Refused(R),
     Failed(Failed),
 }
 
@@ -113,39 +115,83 @@ pub(crate) enum Received {
 impl<S: Sharing> State<S> {
     #[inline(always)]
     pub(super) fn member(&mut self, key: EndpointKey) -> Option<&mut Member<S>> {
-        self.members.get_mut(key.index())?.as_deref_mut().filter(|member| member.key == key)
+        find(&mut self.members, key)
     }
 
-    #[inline]
-    pub(super) fn post<R: Request>(&mut self, key: EndpointKey, request: R, waker: &mut Option<Waker>) -> Posted<R> {
-        let State { members, set, slots, counts, broken, .. } = self;
-        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
-        let Some(member) = member.filter(|member| member.key == key) else {
-            return Posted::Failed(refuse(request, Ended::of_removed(broken).error()));
-        };
-        if let Some(ended) = &member.ended {
-            return Posted::Failed(refuse(request, ended.error()));
-        }
-        if member.has_room() {
-            return post_to(set, member, slots, counts, request, waker);
-        }
-        let Some(waker) = waker.take() else { return Posted::NeedsWaker(request) };
-        counts.waited += 1;
-        Posted::Full(request, member.room.join(waker))
+    /// The endpoints, and the connection of this key.
+    pub(super) fn with_set(&mut self, key: EndpointKey) -> (&mut EndpointSet, Option<&mut Member<S>>) {
+        let State { members, set, .. } = self;
+        (set, find(members, key))
     }
 
-    /// Waits for room, or posts an operation that nobody awaits if there is some.
-    #[cold]
-    pub(super) fn wait_for_room<R: Request>(
+    /// Posts an operation if its connection has room. It has a slot if there is a waker. An operation that is not posted leaves the
+    /// waker to the caller, since dropping it can run code of the user.
+    #[inline(always)]
+    pub(super) fn post<R: Request>(
         &mut self,
         key: EndpointKey,
         request: R,
-        waker: &mut Option<Waker>,
-    ) -> Posted<R> {
-        match self.post(key, request, &mut None) {
-            Posted::NeedsWaker(request) => self.post(key, request, waker),
-            posted => posted,
+        waker: Option<Waker>,
+    ) -> Result<Slot, (Unusual<R>, Option<Waker>)> {
+        let State { members, set, slots, counts, .. } = self;
+        match find(members, key).filter(|member| member.ended.is_none() && member.has_room()) {
+            Some(member) => post_to(set, member, slots, counts, request, waker)
+                .map_err(|(failed, waker)| (Unusual::Failed(failed), waker)),
+            None => Err((Unusual::Refused(request), waker)),
         }
+    }
+
+    /// Posts an operation, or waits for room with the ticket, or with another one at the end.
+    #[cold]
+    pub(super) fn post_or_wait<R: Request>(
+        &mut self,
+        key: EndpointKey,
+        request: R,
+        ticket: Option<Ticket>,
+        awaited: bool,
+        waker: Waker,
+        effects: &mut Effects,
+    ) -> Result<Slot, Unposted<R>> {
+        let State { members, set, slots, counts, broken, .. } = self;
+        let Some(member) = find(members, key) else {
+            effects.drop_waker(Some(waker));
+            return Err(Unposted::Failed(refuse(request, Ended::of_removed(broken).error())));
+        };
+        if let Some(ended) = &member.ended {
+            let error = ended.error();
+            effects.drop_waker(Some(waker));
+            effects.drop_waker(ticket.and_then(|ticket| member.room.leave(ticket).1));
+            return Err(Unposted::Failed(refuse(request, error)));
+        }
+        if let Some(ticket) = ticket {
+            if !member.room.is_notified(&ticket) {
+                effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
+                return Err(Unposted::Waiting(request, ticket));
+            }
+            if member.is_full() {
+                // Another operation has taken the place.
+                member.room.rejoin(&ticket, waker);
+                return Err(Unposted::Waiting(request, ticket));
+            }
+            member.room.leave(ticket);
+        } else if !member.has_room() {
+            counts.waited += 1;
+            return Err(Unposted::Waiting(request, member.room.join(waker)));
+        }
+        let waker = if awaited {
+            Some(waker)
+        } else {
+            effects.drop_waker(Some(waker));
+            None
+        };
+        post_to(set, member, slots, counts, request, waker).map_err(|(failed, waker)| {
+            effects.drop_waker(waker);
+            // The place is still free.
+            if let Some(next) = member.room.notify() {
+                effects.wake(next);
+            }
+            Unposted::Failed(failed)
+        })
     }
 
     /// Takes a message. Also returns wakers to drop.
@@ -157,8 +203,7 @@ impl<S: Sharing> State<S> {
         waker: Waker,
     ) -> (Received, [Option<Waker>; 2]) {
         let State { members, counts, broken, .. } = self;
-        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
-        let Some(member) = member.filter(|member| member.key == key) else {
+        let Some(member) = find(members, key) else {
             return (Received::Ended(Ended::of_removed(broken)), [Some(waker), None]);
         };
         let received = match (member.inbox.pop_front(), &member.ended) {
@@ -182,50 +227,6 @@ impl<S: Sharing> State<S> {
             }
         };
         (received, [Some(waker), ticket.and_then(|ticket| member.readers.leave(ticket).1)])
-    }
-
-    #[cold]
-    pub(super) fn post_waiting<R: Request>(
-        &mut self,
-        key: EndpointKey,
-        request: R,
-        ticket: Ticket,
-        awaited: bool,
-        waker: Waker,
-        effects: &mut Effects,
-    ) -> Posted<R> {
-        let State { members, set, slots, counts, broken, .. } = self;
-        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
-        let Some(member) = member.filter(|member| member.key == key) else {
-            effects.drop_waker(Some(waker));
-            return Posted::Failed(refuse(request, Ended::of_removed(broken).error()));
-        };
-        if let Some(ended) = &member.ended {
-            let error = ended.error();
-            effects.drop_waker(Some(waker));
-            effects.drop_waker(member.room.leave(ticket).1);
-            return Posted::Failed(refuse(request, error));
-        }
-        if !member.room.is_notified(&ticket) {
-            effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
-            return Posted::Full(request, ticket);
-        }
-        if member.is_full() {
-            // Another operation has taken the place.
-            member.room.rejoin(&ticket, waker);
-            return Posted::Full(request, ticket);
-        }
-        member.room.leave(ticket);
-        let mut waker = Some(waker);
-        let mut awaits = if awaited { waker.take() } else { None };
-        let posted = post_to(set, member, slots, counts, request, &mut awaits);
-        effects.drop_waker(waker.or(awaits));
-        if let Posted::Failed(_) = posted {
-            if let Some(next) = member.room.notify() {
-                effects.wake(next);
-            }
-        }
-        posted
     }
 
     /// Takes completions, at most [`BATCH`]. Returns their number.
@@ -292,10 +293,8 @@ impl<S: Sharing> State<S> {
 
     /// Advances one connection. Returns the buffers of its endpoint once it is gone.
     fn advance_leaver(&mut self, key: EndpointKey, now: Instant) -> Option<Vec<Buffer>> {
-        let State { set, members, .. } = self;
-        let member = members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
-        let Some(member) = member.filter(|member| member.key == key) else { return Some(Vec::new()) };
-        member.advance_leaving(set, now)
+        let (set, member) = self.with_set(key);
+        member.map_or(Some(Vec::new()), |member| member.advance_leaving(set, now))
     }
 
     /// The next time to advance the connections that this side is closing, even if there is no event.
@@ -316,8 +315,7 @@ struct Delivery<'a, S: Sharing> {
 impl<S: Sharing> Delivery<'_, S> {
     #[inline(always)]
     fn deliver(&mut self, key: EndpointKey, completion: Completion) {
-        let member = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut());
-        let Some(member) = member.filter(|member| member.key == key) else {
+        let Some(member) = find(self.members, key) else {
             self.effects.drop_completion(completion);
             return;
         };
@@ -347,7 +345,7 @@ impl<S: Sharing> Delivery<'_, S> {
     #[inline(never)]
     fn deliver_failed(&mut self, key: EndpointKey, completion: Completion) {
         self.counts.failed += 1;
-        let Some(member) = self.members.get_mut(key.index()).and_then(|member| member.as_deref_mut()) else { return };
+        let Some(member) = find(self.members, key) else { return };
         let is_operation = !completion.id.is_receive() && completion.operation != rdma_safe::Operation::Keepalive;
         let sequence = completion.id.sequence();
         let Err(failed) = completion.ok() else { return };
@@ -365,7 +363,13 @@ impl<S: Sharing> Delivery<'_, S> {
     }
 }
 
-/// Posts an operation to a connection that has room. Takes the waker if it is awaited.
+/// The connection of this key, unless it was removed.
+#[inline(always)]
+fn find<S: Sharing>(members: &mut [Option<Box<Member<S>>>], key: EndpointKey) -> Option<&mut Member<S>> {
+    members.get_mut(key.index())?.as_deref_mut().filter(|member| member.key == key)
+}
+
+/// Posts an operation to a connection that has room. It has a slot if there is a waker, which is returned if the operation fails.
 #[inline(always)]
 fn post_to<S: Sharing, R: Request>(
     set: &mut EndpointSet,
@@ -373,19 +377,17 @@ fn post_to<S: Sharing, R: Request>(
     slots: &mut Slots<Done>,
     counts: &mut Counts,
     request: R,
-    waker: &mut Option<Waker>,
-) -> Posted<R> {
-    let Some(mut endpoint) = set.endpoint(member.key) else {
-        return Posted::Failed(refuse(request, Error::Closed));
-    };
+    waker: Option<Waker>,
+) -> Result<Slot, (Failed, Option<Waker>)> {
+    let Some(mut endpoint) = set.endpoint(member.key) else { return Err((refuse(request, Error::Closed), waker)) };
     match request.post(&mut endpoint) {
         Ok(id) => {
-            let slot = waker.take().map_or(Slot::NONE, |waker| slots.insert(waker));
+            let slot = waker.map_or(Slot::NONE, |waker| slots.insert(waker));
             member.posted(id.sequence(), slot);
             counts.posted += 1;
-            Posted::InFlight(slot)
+            Ok(slot)
         }
-        Err(rejected) => Posted::Failed(Failed::rejected(rejected)),
+        Err(rejected) => Err((Failed::rejected(rejected), waker)),
     }
 }
 
