@@ -6,8 +6,6 @@ use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use rdma_safe::endpoint::FailedWork;
-
 use crate::connection::Inner;
 use crate::core::{Slot, Ticket};
 use crate::driver::member::Ended;
@@ -63,7 +61,7 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
                 None => Poll::Pending,
                 Some(done) => {
                     self.state = State::Finished;
-                    Poll::Ready(result::<S, R>(queue, done))
+                    Poll::Ready(R::memory(done).map_err(|done| failed(queue, done)))
                 }
             };
         }
@@ -100,20 +98,19 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
     }
 }
 
-/// The result of a completed operation.
-#[inline(always)]
-fn result<S: Sharing, R: Request>(queue: &Queue<S>, done: Done) -> Result<R::Memory, Failed> {
-    match done {
-        Done::Failed(failed) => Err(failed_work(failed)),
-        Done::Removed => Err(Failed::new(queue.removed().error())),
-        done => R::memory(done).ok_or_else(|| Failed::new(Error::Closed)),
-    }
-}
-
+/// The error of an operation that has not succeeded.
 #[cold]
-fn failed_work(failed: FailedWork) -> Failed {
-    let error = Ended::of(&failed).error();
-    Failed::of_work(failed, error)
+#[inline(never)]
+fn failed<S: Sharing>(queue: &Queue<S>, done: Done) -> Failed {
+    match done {
+        Done::Failed(failed) => {
+            let error = Ended::of(&failed).error();
+            Failed::of_work(failed, error)
+        }
+        Done::Removed => Failed::new(queue.removed().error()),
+        // An operation returns the kind of memory that it has posted.
+        Done::Buffer(_) | Done::Gather(_) => Failed::new(Error::Closed),
+    }
 }
 
 impl<S: Sharing, R: Request> Drop for Operation<'_, S, R> {

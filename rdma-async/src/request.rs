@@ -20,9 +20,9 @@ pub trait Request: sealed::Sealed {
     #[doc(hidden)]
     fn into_memory(self) -> (Option<Buffer>, Option<Gather>);
 
-    /// The memory of completed work; `None` if it had other memory.
+    /// The memory of completed work, unless it has failed.
     #[doc(hidden)]
-    fn memory(done: Done) -> Option<Self::Memory>;
+    fn memory(done: Done) -> Result<Self::Memory, Done>;
 }
 
 mod sealed {
@@ -50,7 +50,7 @@ pub struct OneBuffer(pub(crate) Work<'static>);
 pub struct List(pub(crate) Work<'static>, pub(crate) PhantomData<Gather>);
 
 macro_rules! requests {
-    ($($name:ty: $memory:ty, |$request:ident, $endpoint:ident| $post:expr, $into:expr;)+) => {$(
+    ($($name:ty: $memory:ident, |$request:ident, $endpoint:ident| $post:expr, $into:expr;)+) => {$(
         impl sealed::Sealed for $name {}
 
         impl Request for $name {
@@ -68,8 +68,8 @@ macro_rules! requests {
             }
 
             #[inline(always)]
-            fn memory(done: Done) -> Option<$memory> {
-                done.into()
+            fn memory(done: Done) -> Result<$memory, Done> {
+                if let Done::$memory(memory) = done { Ok(memory) } else { Err(done) }
             }
         }
     )+};

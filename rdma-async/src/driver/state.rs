@@ -63,7 +63,7 @@ pub enum Done {
     /// It has succeeded, with one buffer.
     Buffer(Buffer),
     /// It has succeeded, with a list.
-    List(Gather),
+    Gather(Gather),
     Failed(FailedWork),
     /// The endpoint was removed, or its queue has failed, before the completion was taken.
     Removed,
@@ -78,7 +78,7 @@ impl Done {
         }
         match (completion.buffer, completion.list) {
             (Some(buffer), _) => Done::Buffer(buffer),
-            (None, Some(list)) => Done::List(list),
+            (None, Some(list)) => Done::Gather(list),
             (None, None) => Done::Removed,
         }
     }
@@ -89,19 +89,6 @@ impl Done {
             Err(failed) => Done::Failed(failed),
             Ok(_) => Done::Removed,
         }
-    }
-}
-
-impl From<Done> for Option<Buffer> {
-    #[inline(always)]
-    fn from(done: Done) -> Self {
-        if let Done::Buffer(buffer) = done { Some(buffer) } else { None }
-    }
-}
-
-impl From<Done> for Option<Gather> {
-    fn from(done: Done) -> Self {
-        if let Done::List(list) = done { Some(list) } else { None }
     }
 }
 

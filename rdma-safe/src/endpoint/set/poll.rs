@@ -64,61 +64,65 @@ impl EndpointSet {
         self.settle_provisional();
         self.end_forgotten_batch();
         let checks = self.schedule.count();
+        let mut open = None;
         if checks || self.records_all || !self.members.is_idle() || !self.cq.takes_several() || max == 0 {
-            return self.poll_rest(max, 0, checks, &mut f);
+            if checks && max != 0 {
+                self.read_clock()?;
+            }
+        } else {
+            // SAFETY: as in `poll`. What `f` may do is in the documentation of `cq::owned`.
+            let Some(started) = (unsafe { self.cq.start_poll() })? else { return Ok(0) };
+            open = Some(SetCompletion(started));
         }
-        // SAFETY: as in `poll`. What `f` may do is in the documentation of `cq::owned`.
-        let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(0) };
-        let mut open = SetCompletion(open);
         let mut taken = 0;
-        while let Some((key, completion)) = self.members.take_plain(&open.completion()) {
-            f(key, completion);
-            taken += 1;
-            if taken == max || !open.0.next()? {
-                return Ok(taken);
-            }
-        }
-        let found = self.members.record(open.completion());
-        drop(open);
-        found?;
-        self.poll_rest(max, taken, false, &mut f)
-    }
-
-    /// The rest of [`EndpointSet::poll_each`], one completion at a time. `checks`: it first checks peers.
-    // `f` is not a type parameter, so that the compiler inlines it where it is called for most completions.
-    #[cold]
-    #[inline(never)]
-    fn poll_rest(
-        &mut self,
-        max: usize,
-        mut taken: usize,
-        checks: bool,
-        f: &mut dyn FnMut(EndpointKey, Completion),
-    ) -> Result<usize, PollError> {
-        if checks && taken < max {
-            match self.poll_and_check_peers()? {
-                Some((key, completion)) => f(key, completion),
-                None => return Ok(taken),
-            }
-            taken += 1;
-        }
+        // One call of `f`, so that the compiler inlines it.
         while taken < max {
-            match self.poll()? {
-                Some((key, completion)) => f(key, completion),
-                None => break,
-            }
+            let found = match &open {
+                Some(current) => match self.members.take_plain(&current.completion()) {
+                    Some(found) => found,
+                    None => {
+                        let recorded = self.members.record(current.completion());
+                        open = None;
+                        recorded?;
+                        continue;
+                    }
+                },
+                None => match self.poll_rest()? {
+                    Some(found) => found,
+                    None => break,
+                },
+            };
+            f(found.0, found.1);
             taken += 1;
+            if let Some(current) = &mut open {
+                if taken == max || !current.0.next()? {
+                    break;
+                }
+            }
         }
         Ok(taken)
+    }
+
+    /// A further completion of [`EndpointSet::poll_each`], out of line.
+    #[cold]
+    #[inline(never)]
+    fn poll_rest(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        self.poll()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_clock(&mut self) -> Result<(), PollError> {
+        let now = Instant::now();
+        self.schedule.read(now);
+        self.check_due(now)
     }
 
     /// Reads the clock, and checks some of the peers whose time it is.
     #[cold]
     #[inline(never)]
     fn poll_and_check_peers(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
-        let now = Instant::now();
-        self.schedule.read(now);
-        self.check_due(now)?;
+        self.read_clock()?;
         self.poll_slowly()
     }
 
