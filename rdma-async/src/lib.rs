@@ -44,10 +44,11 @@
 //! |---|---|
 //! | tokio | nothing to do; or [`Driver::builder`] with `tokio()` for options, and several drivers for several cores |
 //! | smol, async-io | `smol::spawn(runner.run_async_io())` with the runner of [`DriverBuilder::build`] |
-//! | any other executor | nothing to do, or [`Runner::turn`] as one of its tasks |
-//! | one thread per core | `DriverBuilder::build::<Local>()`, and [`Runner::block_on`] or `run_tokio` on a `LocalSet` |
+//! | any other executor | nothing to do, or [`Runner::run_with`] as one of its tasks |
+//! | one thread per core | `DriverBuilder::build::<Local>()`, and [`Runner::block_on`], `run_tokio` or [`Runner::run_with`] |
 //!
-//! With [`Local`], nothing is `Send` and nothing is locked.
+//! With [`Local`], nothing is `Send` and nothing is locked. The driver is a task of the executor of the thread: tokio's `LocalSet`,
+//! compio or monoio. The thread sleeps when neither the driver nor another task has anything to do.
 //!
 //! # Cancellation
 //!
