@@ -1,6 +1,6 @@
 //! What has to happen once no lock is held.
 
-use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -11,12 +11,14 @@ use crate::trace;
 
 /// Tasks to wake and memory to drop. Both can run code of the user, so they wait until no lock is held.
 ///
-/// Dropping it does what is left to do, also if a waker panics.
+/// Dropping it wakes the tasks that are left, also if a destructor of memory panics.
 #[derive(Default)]
 pub(crate) struct Effects {
     /// The first task to wake. Most sweeps wake only one.
     first: Option<Waker>,
-    wakers: VecDeque<Waker>,
+    /// Whether there is more to do than to wake the first task.
+    has_more: bool,
+    wakers: Vec<Waker>,
     completions: Vec<Completion>,
     done: Vec<Done>,
     buffers: Vec<Buffer>,
@@ -30,78 +32,75 @@ impl Effects {
     pub(crate) fn wake(&mut self, waker: Waker) {
         match self.first {
             None => self.first = Some(waker),
-            Some(_) => self.wakers.push_back(waker),
+            Some(_) => {
+                self.has_more = true;
+                self.wakers.push(waker);
+            }
         }
     }
 
     pub(crate) fn drop_completion(&mut self, completion: Completion) {
+        self.has_more = true;
         self.completions.push(completion);
     }
 
     #[inline(always)]
     pub(crate) fn drop_done(&mut self, done: Done) {
+        self.has_more = true;
         self.done.push(done);
     }
 
     pub(crate) fn drop_buffers(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
+        self.has_more = true;
         self.buffers.extend(buffers);
     }
 
     /// A connection has failed.
     pub(crate) fn note_failure(&mut self, error: Arc<rdma_safe::Error>) {
+        self.has_more = true;
         self.failures.push(error);
     }
 
     pub(crate) fn drop_waker(&mut self, waker: Option<Waker>) {
+        self.has_more |= waker.is_some();
         self.dropped_wakers.extend(waker);
     }
 
     /// Drops the memory, and wakes the tasks in order. Keeps its own allocations.
     #[inline(always)]
     pub(crate) fn run(&mut self) {
+        if self.has_more {
+            self.run_all();
+        } else if let Some(first) = self.first.take() {
+            wake(first);
+        }
+    }
+
+    #[inline(never)]
+    fn run_all(&mut self) {
+        self.has_more = false;
         // First, so that a task that waits for the end of its connection finds its memory in the pool.
-        if !self.done.is_empty() {
-            self.done.clear();
-        }
-        if !self.is_usual() {
-            self.run_unusual();
-        }
-        if let Some(first) = self.first.take() {
-            first.wake();
-        }
-        if !self.wakers.is_empty() {
-            self.wake_others();
-        }
-    }
-
-    #[inline(never)]
-    fn wake_others(&mut self) {
-        while let Some(waker) = self.wakers.pop_front() {
-            waker.wake();
-        }
-    }
-
-    #[inline(always)]
-    fn is_usual(&self) -> bool {
-        let Effects { completions, buffers, dropped_wakers, failures, .. } = self;
-        completions.is_empty() && buffers.is_empty() && dropped_wakers.is_empty() && failures.is_empty()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn run_unusual(&mut self) {
+        self.done.clear();
         self.failures.drain(..).for_each(|error| trace::failed(&error));
         self.completions.clear();
         self.buffers.clear();
         self.dropped_wakers.clear();
+        self.wake_all();
     }
+
+    fn wake_all(&mut self) {
+        self.first.take().into_iter().chain(self.wakers.drain(..)).for_each(wake);
+    }
+}
+
+/// Wakes a task. A waker that panics keeps neither the other tasks nor the driver from going on.
+#[inline(always)]
+fn wake(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
 impl Drop for Effects {
     fn drop(&mut self) {
-        if let Some(first) = self.first.take() {
-            self.wakers.push_front(first);
-        }
-        self.wake_others();
+        self.wake_all();
     }
 }
