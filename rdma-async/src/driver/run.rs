@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::Duration;
 
 use rdma_safe::EndpointKey;
 
@@ -34,6 +34,8 @@ pub struct Runner<S: Sharing> {
     looks: bool,
     /// Whether the last turn has asked to sleep.
     sleeps: bool,
+    /// Whether this thread has slept since, and already has the events that have woken it.
+    slept: bool,
     /// Turns since the last look.
     turns: u32,
     tokens: Vec<u64>,
@@ -70,6 +72,7 @@ impl<S: Sharing> Runner<S> {
             spin: Spin::new(idle),
             looks: true,
             sleeps: false,
+            slept: false,
             turns: 0,
             tokens: Vec::new(),
             changed: Vec::new(),
@@ -123,7 +126,9 @@ impl<S: Sharing> Runner<S> {
             if !sleeps {
                 return Turn::Again;
             }
-            deadline = deadline.into_iter().chain(due).min();
+            if due.is_some_and(|due| deadline.is_none_or(|deadline| due < deadline)) {
+                deadline = due;
+            }
         }
         if self.shared.events.set_timer(deadline).is_err() {
             // Without the timer, deadlines are met only by looking.
@@ -143,15 +148,16 @@ impl<S: Sharing> Runner<S> {
         if std::mem::take(&mut self.sleeps) {
             self.shared.turns.wakes.fetch_add(1, Ordering::Relaxed);
         }
-        if self.wait(Some(std::time::Duration::ZERO)).is_err() || self.shared.stopped.load(Ordering::Acquire) {
+        let has_events = std::mem::take(&mut self.slept) || self.wait(Some(Duration::ZERO)).is_ok();
+        if !has_events || self.shared.stopped.load(Ordering::Acquire) {
             return false;
         }
         self.shared.queues(&mut self.queues);
         self.shared.events.dispatch(&self.tokens, &mut self.effects, &mut self.changed);
         self.tokens.clear();
-        self.shared.events.expire(Instant::now(), &mut self.effects);
+        self.shared.events.expire(&mut self.effects);
         self.effects.run();
-        for (queue, key) in self.changed.drain(..) {
+        while let Some((queue, key)) = self.changed.pop() {
             queue.check_connection(key);
         }
         for queue in &self.queues {
@@ -162,8 +168,15 @@ impl<S: Sharing> Runner<S> {
     }
 
     /// Takes the events of descriptors. Waits for one, at most for `timeout`.
-    fn wait(&mut self, timeout: Option<std::time::Duration>) -> Result<()> {
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.shared.events.poller.wait(timeout, &mut self.tokens)?)
+    }
+
+    /// Sleeps until there is an event.
+    fn sleep(&mut self) -> Result<()> {
+        self.wait(None)?;
+        self.slept = true;
+        Ok(())
     }
 
     /// Runs the driver on this thread until it ends.
@@ -171,7 +184,7 @@ impl<S: Sharing> Runner<S> {
         loop {
             match self.turn() {
                 Turn::Again => std::hint::spin_loop(),
-                Turn::Sleep if self.wait(None).is_ok() => {}
+                Turn::Sleep if self.sleep().is_ok() => {}
                 Turn::Sleep | Turn::Stopped => return,
             }
         }
@@ -250,7 +263,7 @@ impl<S: Sharing> Runner<S> {
             // A driver without handles has nothing to do, but other threads can still wake the task.
             if self.turn() != Turn::Again && alarm.begin_sleep() {
                 // If this fails, the loop spins.
-                let _ = self.wait(None);
+                let _ = self.sleep();
                 alarm.end_sleep();
             }
         }

@@ -103,7 +103,10 @@ impl Spin {
     /// The driver sleeps now.
     pub(crate) fn sleeps(&mut self) {
         self.until = None;
-        self.slept_at = Some(Instant::now());
+        // The other ways have no length to adapt.
+        if self.idle == Idle::Adaptive {
+            self.slept_at = Some(Instant::now());
+        }
     }
 }
 
