@@ -215,6 +215,9 @@ impl<S: Sharing> Connection<S> {
 
     /// Ends the connection, once the operations in flight have completed or the time to linger is over.
     ///
+    /// Then waits until the peer has confirmed the end, for [`timeout`](crate::Connector::timeout) at most. A connection that has
+    /// failed ends at once.
+    ///
     /// From now on, operations of all handles fail with [`Error::Closed`]. Dropping the future does not stop the closing.
     pub async fn close(&self) {
         let Inner { queue, key, linger, .. } = &*self.inner;
