@@ -6,6 +6,8 @@
 pub(crate) mod child;
 #[path = "../../../tests/device/support/peer.rs"]
 pub(crate) mod peer;
+#[path = "../../src/core/random.rs"]
+pub(crate) mod random;
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
