@@ -45,7 +45,7 @@ pub(crate) struct Inner<S: Sharing> {
     pub(crate) driver: Driver<S>,
 }
 
-/// What is known about a connection since its handshake.
+/// Addresses and private data from the handshake of a connection.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) local: Option<Address>,

@@ -1,4 +1,4 @@
-//! What has to happen once no lock is held.
+//! Wake-ups and drops that wait until no lock is held.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

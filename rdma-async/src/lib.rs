@@ -36,9 +36,9 @@
 //!
 //! # Drivers
 //!
-//! A [`Driver`] takes the completions of its connections and wakes the tasks that await them. By default there is one for each
-//! tokio runtime, as a task of it, and outside of tokio one on a thread of its own. While it has nothing to do, it spins for some
-//! microseconds and then sleeps: [`Idle`].
+//! A [`Driver`] takes the completions of its connections and wakes the tasks that await them. By default, each tokio
+//! runtime has one, which is a task of the runtime. Programs without tokio have one on a separate thread. A driver that has nothing
+//! to do spins for some microseconds and then sleeps: [`Idle`].
 //!
 //! | program | driver |
 //! |---|---|
@@ -61,7 +61,7 @@
 //! | [`Listener::accept`] | loses no connection |
 //! | [`Connection::close`] | the connection is closed nevertheless |
 //!
-//! So a deadline is the caller's: `tokio::time::timeout(…, connection.receive())`, or that of another runtime.
+//! So the caller sets deadlines with its runtime: `tokio::time::timeout(…, connection.receive())`.
 //!
 //! # Features
 //!

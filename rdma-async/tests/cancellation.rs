@@ -67,7 +67,7 @@ struct Schedule {
     runner: Option<Runner<Local>>,
     listener: Option<Rc<Listener<Local>>>,
     connector: Connector<Local>,
-    /// Both ends of each pair: that which connects, and that which accepts.
+    /// Both ends of each pair: the first connects, the second accepts.
     ends: Vec<[Rc<End>; 2]>,
     tasks: Vec<Task>,
 }

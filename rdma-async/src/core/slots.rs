@@ -134,7 +134,7 @@ impl<T> Slots<T> {
         Some(result)
     }
 
-    /// Gives up a slot whose future is dropped. Returns what has to be dropped.
+    /// Gives up the slot of a future that is dropped. The caller drops the result and the waker without the lock.
     pub(crate) fn abandon(&mut self, slot: Slot) -> (Option<T>, Option<Waker>) {
         let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return (None, None) };
         match mem::replace(entry, Entry::Abandoned) {

@@ -153,7 +153,7 @@ mod tests {
         for seed in SEEDS {
             let mut random = Random::new(seed);
             let (mut waiters, mut all) = (Waiters::default(), Vec::<Waiting>::new());
-            // Numbers of those that are not notified.
+            // Numbers of the tasks that still wait, in order.
             let mut order = VecDeque::new();
             let mut most = 0;
             for number in 0..STEPS {

@@ -30,7 +30,7 @@ struct Sources<S: Sharing> {
     is_stopped: bool,
 }
 
-/// Who is interested in a descriptor.
+/// The receiver of the events of a descriptor.
 pub(crate) enum Target<S: Sharing> {
     /// The queue of the driver, which looks at it after every event.
     Queue,
@@ -83,7 +83,7 @@ impl<S: Sharing> Events<S> {
         self.poller.is_inherited()
     }
 
-    /// What happened to the descriptors with these tokens.
+    /// Passes events to their receivers: the token of each names its descriptor. Adds the connections among them to `found`.
     #[inline]
     pub(crate) fn dispatch(
         &self,

@@ -112,7 +112,7 @@ impl<S: Sharing> Member<S> {
         }
     }
 
-    /// Whether an operation can be posted without overtaking those that wait.
+    /// Whether an operation can be posted at once: there is room, and no earlier operation waits for it.
     #[inline(always)]
     pub(crate) fn has_room(&self) -> bool {
         !self.is_full() && self.room.is_empty()

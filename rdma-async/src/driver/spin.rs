@@ -13,7 +13,7 @@ pub enum Idle {
     Adaptive,
     /// Sleeps at once.
     Sleep,
-    /// Never sleeps. For a thread with a processor of its own.
+    /// Never sleeps. For a thread that has a processor to itself.
     Spin,
 }
 

@@ -1,4 +1,4 @@
-//! Helpers of the tests: soft0, deadlines, and processes of their own.
+//! Helpers of the tests: soft0, deadlines, random numbers, and tests in separate processes.
 
 #![allow(dead_code, reason = "no test uses all helpers")]
 
