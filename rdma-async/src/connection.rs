@@ -45,7 +45,7 @@ pub(crate) struct Inner<S: Sharing> {
     pub(crate) driver: Driver<S>,
 }
 
-/// What is known about a connection since its handshake.
+/// Addresses and private data from the handshake of a connection.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) local: Option<Address>,
@@ -214,6 +214,9 @@ impl<S: Sharing> Connection<S> {
     }
 
     /// Ends the connection, once the operations in flight have completed or the time to linger is over.
+    ///
+    /// Then waits until the peer has confirmed the end, for [`timeout`](crate::Connector::timeout) at most. A connection that has
+    /// failed ends at once.
     ///
     /// From now on, operations of all handles fail with [`Error::Closed`]. Dropping the future does not stop the closing.
     pub async fn close(&self) {

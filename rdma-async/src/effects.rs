@@ -1,6 +1,6 @@
-//! Wake-ups and drops, for after the lock is released.
+//! Wake-ups and drops that wait until no lock is held.
 
-use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -11,21 +11,20 @@ use crate::trace;
 
 /// Tasks to wake and memory to drop. Both can run code of the user, so they wait until no lock is held.
 ///
-/// Dropping it does what is left to do, also if a waker panics.
+/// Dropping it wakes the tasks that are left, also if a destructor of memory panics.
 #[derive(Default)]
 pub(crate) struct Effects {
     /// The first task to wake. Most sweeps wake only one.
     first: Option<Waker>,
-    /// The others, in order.
-    wakers: VecDeque<Waker>,
+    /// Whether there is more to do than to wake the first task.
+    has_more: bool,
+    wakers: Vec<Waker>,
     completions: Vec<Completion>,
     done: Vec<Done>,
     buffers: Vec<Buffer>,
     dropped_wakers: Vec<Waker>,
     /// Why connections have failed. A subscriber of events is code of the user, too.
     failures: Vec<Arc<rdma_safe::Error>>,
-    /// Whether any of the lists above may have entries.
-    has_others: bool,
 }
 
 impl Effects {
@@ -33,51 +32,53 @@ impl Effects {
     pub(crate) fn wake(&mut self, waker: Waker) {
         match self.first {
             None => self.first = Some(waker),
-            Some(_) => self.list().wakers.push_back(waker),
+            Some(_) => self.more().wakers.push(waker),
         }
     }
 
     pub(crate) fn drop_completion(&mut self, completion: Completion) {
-        self.list().completions.push(completion);
+        self.more().completions.push(completion);
     }
 
+    #[inline(always)]
     pub(crate) fn drop_done(&mut self, done: Done) {
-        self.list().done.push(done);
+        self.more().done.push(done);
     }
 
     pub(crate) fn drop_buffers(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
-        self.list().buffers.extend(buffers);
+        self.more().buffers.extend(buffers);
     }
 
     /// A connection has failed.
     pub(crate) fn note_failure(&mut self, error: Arc<rdma_safe::Error>) {
-        self.list().failures.push(error);
+        self.more().failures.push(error);
     }
 
     pub(crate) fn drop_waker(&mut self, waker: Option<Waker>) {
-        self.list().dropped_wakers.extend(waker);
+        if let Some(waker) = waker {
+            self.more().dropped_wakers.push(waker);
+        }
     }
 
     #[inline(always)]
-    fn list(&mut self) -> &mut Self {
-        self.has_others = true;
+    fn more(&mut self) -> &mut Self {
+        self.has_more = true;
         self
     }
 
     /// Drops the memory, and wakes the tasks in order. Keeps its own allocations.
     #[inline(always)]
     pub(crate) fn run(&mut self) {
-        if self.has_others {
-            return self.run_lists();
-        }
-        if let Some(first) = self.first.take() {
-            first.wake();
+        if self.has_more {
+            self.run_all();
+        } else if let Some(first) = self.first.take() {
+            wake(first);
         }
     }
 
     #[inline(never)]
-    fn run_lists(&mut self) {
-        self.has_others = false;
+    fn run_all(&mut self) {
+        self.has_more = false;
         // First, so that a task that waits for the end of its connection finds its memory in the pool.
         self.done.clear();
         self.failures.drain(..).for_each(|error| trace::failed(&error));
@@ -88,13 +89,14 @@ impl Effects {
     }
 
     fn wake_all(&mut self) {
-        if let Some(first) = self.first.take() {
-            first.wake();
-        }
-        while let Some(waker) = self.wakers.pop_front() {
-            waker.wake();
-        }
+        self.first.take().into_iter().chain(self.wakers.drain(..)).for_each(wake);
     }
+}
+
+/// Wakes a task. A waker that panics keeps neither the other tasks nor the driver from going on.
+#[inline(always)]
+fn wake(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
 impl Drop for Effects {

@@ -36,18 +36,19 @@
 //!
 //! # Drivers
 //!
-//! A [`Driver`] takes the completions of its connections and wakes the tasks that await them. By default there is one for each
-//! tokio runtime, as a task of it, and outside of tokio one on a thread of its own. While it has nothing to do, it spins for some
-//! microseconds and then sleeps: [`Idle`].
+//! A [`Driver`] takes the completions of its connections and wakes the tasks that await them. By default, each tokio
+//! runtime has one, which is a task of the runtime. Programs without tokio have one on a separate thread. A driver that has nothing
+//! to do spins for some microseconds and then sleeps: [`Idle`].
 //!
 //! | program | driver |
 //! |---|---|
 //! | tokio | nothing to do; or [`Driver::builder`] with `tokio()` for options, and several drivers for several cores |
 //! | smol, async-io | `smol::spawn(runner.run_async_io())` with the runner of [`DriverBuilder::build`] |
-//! | any other executor | nothing to do, or [`Runner::turn`] as one of its tasks |
-//! | one thread per core | `DriverBuilder::build::<Local>()`, and [`Runner::block_on`] or `run_tokio` on a `LocalSet` |
+//! | any other executor | nothing to do, or [`Runner::run_with`] as one of its tasks |
+//! | one thread per core | `DriverBuilder::build::<Local>()`, and [`Runner::block_on`], `run_tokio` or [`Runner::run_with`] |
 //!
-//! With [`Local`], nothing is `Send` and nothing is locked.
+//! With [`Local`], nothing is `Send` and nothing is locked. The driver is a task of the executor of the thread: tokio's `LocalSet`,
+//! compio or monoio. The thread sleeps when neither the driver nor another task has anything to do.
 //!
 //! # Cancellation
 //!
@@ -60,7 +61,7 @@
 //! | [`Listener::accept`] | loses no connection |
 //! | [`Connection::close`] | the connection is closed nevertheless |
 //!
-//! So a deadline is the caller's: `tokio::time::timeout(…, connection.receive())`, or that of another runtime.
+//! So the caller sets deadlines with its runtime: `tokio::time::timeout(…, connection.receive())`.
 //!
 //! # Features
 //!

@@ -239,7 +239,11 @@ impl<S: Sharing> Listener<S> {
     /// future loses no connection.
     ///
     /// # Errors
-    /// [`Error::Rdma`] when the listener no longer works, for example because its device was removed; [`Error::DriverStopped`].
+    /// [`Error::Rdma`] when one request cannot be used, for example because the process has no file descriptor left (`EMFILE`).
+    /// That request is rejected, and the listener goes on: log the error, wait for some milliseconds, and call this again. After
+    /// the device of the address was removed, each call fails with `Cause::DeviceRemoved`: end the loop.
+    ///
+    /// [`Error::DriverStopped`].
     pub async fn accept(&self) -> Result<Connection<S>> {
         let acceptor = Acceptor::new(&self.acceptors);
         poll_fn(|context| self.poll_accept(&acceptor, context)).await

@@ -100,7 +100,7 @@ impl<S: Sharing> Plan<S> {
         &mut self,
         start: impl FnOnce(EndpointBuilder<'_>, &mut EndpointSet, &mut Vec<Buffer>) -> rdma_safe::Result<(EndpointKey, T)>,
     ) -> Result<(Guard<S>, T)> {
-        // Those that are not posted are dropped without the lock of the queue.
+        // Buffers that are not posted are dropped after the lock of the queue is released.
         let mut receives = std::mem::take(&mut self.receives);
         let builder = self.builder();
         let sizes = [self.options.sends, self.options.receives];
@@ -203,7 +203,7 @@ impl<S: Sharing> Plan<S> {
     }
 }
 
-/// Posts the receives of a connection. After an error, `buffers` has those that were not posted.
+/// Posts the receives of a connection. After an error, the rest of the buffers is in `buffers`.
 pub(crate) fn post_receives(
     endpoint: &mut rdma_safe::endpoint::EndpointMut<'_>,
     buffers: &mut Vec<Buffer>,

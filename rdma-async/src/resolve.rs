@@ -60,7 +60,7 @@ impl From<&String> for Destination {
 }
 
 impl Destination {
-    /// The addresses. A name is looked up on a thread of its own, because that can block.
+    /// The addresses. A new thread looks a name up, because that can block.
     pub(crate) async fn addresses(self) -> Result<Vec<Address>> {
         let name = match self.0 {
             Kind::Address(address) => return Ok(vec![address]),

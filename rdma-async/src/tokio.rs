@@ -96,6 +96,5 @@ async fn run<S: Sharing>(mut runner: Runner<S>, readable: AsyncFd<OwnedFd>) {
             },
             Turn::Stopped => return,
         }
-        runner.awake();
     }
 }

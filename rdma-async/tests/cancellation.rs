@@ -6,6 +6,8 @@
 //! `RDMA_ASYNC_SCHEDULES` is the number of schedules, and `RDMA_ASYNC_FIRST_SCHEDULE` the first seed. `cargo xtask soak` runs a
 //! thousand.
 
+mod support;
+
 use std::cell::{Cell, RefCell};
 use std::os::fd::AsFd;
 use std::pin::Pin;
@@ -21,24 +23,14 @@ use rdma_safe::soft::{self, Faults};
 use rdma_safe::{Access, ExposedRegion};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use support::random::Random;
+
 const STEPS: u64 = 150;
 const PAIRS: usize = 2;
 /// Size of the queues, small enough that operations wait for room.
 const DEPTH: u32 = 4;
 /// Time after which a task counts as lost.
 const SOON: Duration = Duration::from_secs(30);
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        // xorshift64*
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
-    }
-}
 
 /// A task and whether it was woken since its last poll.
 struct Task {
@@ -75,14 +67,14 @@ struct Schedule {
     runner: Option<Runner<Local>>,
     listener: Option<Rc<Listener<Local>>>,
     connector: Connector<Local>,
-    /// Both ends of each pair: that which connects, and that which accepts.
+    /// Both ends of each pair: the first connects, the second accepts.
     ends: Vec<[Rc<End>; 2]>,
     tasks: Vec<Task>,
 }
 
 impl Schedule {
     fn new(seed: u64) -> Self {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut random = Random::new(seed);
         let (driver, mut runner) = Driver::builder().completions(64).build::<Local>().unwrap();
         let (keepalive, timeout) = (Duration::from_millis(200), Duration::from_millis(500));
         let listener = Listener::builder().driver(&driver).sends(DEPTH).receives(DEPTH);

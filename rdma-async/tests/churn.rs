@@ -13,37 +13,22 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use support::child::{in_own_process, open_files};
+use support::random::Random;
 use support::{everything_returns, pair, soft0, soon, until};
 
 /// Tasks that open connections at the same time.
 const CLIENTS: u64 = 8;
 
-/// Pseudo-random numbers.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        // xorshift64*
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
-    }
-
-    fn time(&mut self) -> Duration {
-        Duration::from_micros(self.below(3000))
-    }
+/// A time that is shorter than a handshake or longer.
+fn some_time(random: &mut Random) -> Duration {
+    Duration::from_micros(random.below(3000))
 }
 
 /// Opens a connection, uses it, and ends it in some way. Any operation may fail, since the peer does the same.
 async fn come_and_go(connector: Connector, peer: rdma_safe::cm::Address, mut random: Random) {
     let connecting = connector.connect(peer);
     let connection = match random.below(8) {
-        0 => match timeout(random.time(), connecting).await {
+        0 => match timeout(some_time(&mut random), connecting).await {
             Ok(connected) => connected.unwrap(),
             // The handshake is dropped.
             Err(_) => return,
@@ -56,7 +41,7 @@ async fn come_and_go(connector: Connector, peer: rdma_safe::cm::Address, mut ran
 async fn use_and_end(connection: Connection, mut random: Random) {
     let mut tasks = JoinSet::new();
     for number in 0..random.below(100) {
-        let (connection, time) = (connection.clone(), random.time());
+        let (connection, time) = (connection.clone(), some_time(&mut random));
         let is_cut = random.below(4) == 0;
         let operation = async move {
             if number % 2 == 0 {
@@ -73,13 +58,13 @@ async fn use_and_end(connection: Connection, mut random: Random) {
             false => drop(tasks.spawn(operation)),
         }
     }
-    tokio::time::sleep(random.time()).await;
+    tokio::time::sleep(some_time(&mut random)).await;
     match random.below(3) {
         // All at once.
         0 => tasks.abort_all(),
         1 => connection.close().await,
         // The tasks end when the peer ends the connection, or at this time.
-        _ => drop(timeout(10 * random.time(), tasks.join_next()).await),
+        _ => drop(timeout(10 * some_time(&mut random), tasks.join_next()).await),
     }
 }
 

@@ -57,7 +57,7 @@ impl Wake for Nothing {
     fn wake(self: Arc<Self>) {}
 }
 
-/// Polls with a waker of its own. Returns what the waker refers to.
+/// Polls with a new waker. Returns the task of the waker.
 fn poll_once(future: Pin<&mut impl Future>) -> Arc<Nothing> {
     let task = Arc::new(Nothing);
     assert!(future.poll(&mut Context::from_waker(&Waker::from(task.clone()))).is_pending());

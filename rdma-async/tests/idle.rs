@@ -1,4 +1,4 @@
-//! A driver sleeps while nothing happens, whatever waits.
+//! A driver sleeps while nothing happens, also when operations and handshakes wait.
 
 use std::future::Future;
 use std::pin::pin;
@@ -83,7 +83,7 @@ fn an_idle_driver_sleeps() {
         }
     });
     drop(client);
-    // soft0 sends the message again and again, which takes processor time of its own.
+    // The processor time is not checked here, since soft0 sends the message again and again.
     let before = driver.statistics();
     std::thread::sleep(TIME);
     let after = driver.statistics();

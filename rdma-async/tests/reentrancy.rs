@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::ptr::null;
-use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 
 use rdma_async::{Connection, Connector, Driver, Listener, Local};
 use rdma_pool::Budget;
@@ -113,4 +115,35 @@ fn wakers_may_use_the_driver() {
     }));
     assert!(CALLS.get() > before + 10);
     CONNECTION.take();
+}
+
+/// Counts its calls, and panics.
+struct Panics(AtomicU32);
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        panic!("a waker panics");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_stops_neither_the_driver_nor_other_tasks() {
+    rdma_safe::soft::install().unwrap();
+    let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
+    runner.block_on(async {
+        let listener = Listener::builder().driver(&driver).bind("127.0.0.1:0").await.unwrap();
+        let connector = Connector::with_driver(&driver);
+        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+
+        // The end of the connection wakes both readers.
+        let panics = Arc::new(Panics(AtomicU32::new(0)));
+        let waker = Waker::from(panics.clone());
+        let (mut first, second) = (pin!(server.receive()), pin!(server.receive()));
+        assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let (_, message) = tokio::join!(client.close(), second);
+        assert!(message.unwrap().is_none());
+        assert_eq!(panics.0.load(Ordering::Relaxed), 1);
+    });
 }

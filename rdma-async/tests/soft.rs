@@ -1,42 +1,24 @@
 //! Connections over soft0 in this process.
 
+mod support;
+
 use std::time::Duration;
 
-use rdma_async::{Connection, Connector, Driver, Error, Listener, Local, Sharing, Threads, connect};
+use rdma_async::{Connection, Connector, Driver, Error, Listener, Local, Threads, connect};
 use rdma_safe::Access;
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(20);
-
-fn soft0() {
-    rdma_safe::soft::install().unwrap();
-}
-
-/// Sends each message back.
-async fn echo<S: Sharing>(connection: Connection<S>) {
-    while let Some(message) = connection.receive().await.unwrap() {
-        let reply = connection.buffer_of(&message).await.unwrap();
-        connection.send(reply).await.unwrap();
-    }
-    connection.close().await;
-}
-
-async fn ask<S: Sharing>(connection: &Connection<S>, number: u32) {
-    let request = connection.buffer_of(&number.to_be_bytes()).await.unwrap();
-    connection.send(request).await.unwrap();
-    assert_eq!(*connection.receive().await.unwrap().unwrap(), number.to_be_bytes());
-}
+use support::{ask, begin, echo, pair, soft0, soon};
 
 /// Two ends of a connection.
-async fn pair(connector: Connector) -> (Connection, Connection) {
+async fn connected(connector: Connector) -> (Connection, Connection) {
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
-    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
-    (client.unwrap(), server.unwrap())
+    pair(&connector, &listener).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_are_echoed() {
-    soft0();
+    let _watchdog = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_address();
     let server = tokio::spawn(async move { echo(listener.accept().await.unwrap()).await });
@@ -46,7 +28,7 @@ async fn messages_are_echoed() {
     }
     let driver = connection.driver().clone();
     connection.close().await;
-    timeout(SOON, server).await.unwrap().unwrap();
+    soon(server).await.unwrap();
     assert_eq!((driver.statistics().connections, driver.statistics().operations), (0, 0));
     // The driver, on the other thread, may be about to drop the memory.
     let returned = async {
@@ -54,12 +36,12 @@ async fn messages_are_echoed() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(SOON, returned).await.unwrap();
+    soon(returned).await;
 }
 
 #[test]
 fn one_thread_needs_no_runtime() {
-    soft0();
+    let _watchdog = soft0();
     let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
     runner.block_on(async {
         let listener = Listener::builder().driver(&driver).bind("127.0.0.1:0").await.unwrap();
@@ -78,7 +60,7 @@ fn one_thread_needs_no_runtime() {
 
 #[test]
 fn a_driver_on_a_thread_serves_any_executor() {
-    soft0();
+    let _watchdog = soft0();
     let driver = Driver::thread().unwrap();
     let (_, mut executor) = Driver::builder().build::<Threads>().unwrap();
     executor.block_on(async {
@@ -96,8 +78,8 @@ fn a_driver_on_a_thread_serves_any_executor() {
 
 #[tokio::test]
 async fn remote_memory_is_read_written_and_changed() {
-    soft0();
-    let (client, server) = pair(Connector::new().unwrap()).await;
+    let _watchdog = soft0();
+    let (client, server) = connected(Connector::new().unwrap()).await;
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let region = server.pd().expose(vec![0; 4096].into_boxed_slice(), rights).unwrap();
     let remote = region.remote();
@@ -119,7 +101,7 @@ async fn remote_memory_is_read_written_and_changed() {
 
 #[tokio::test]
 async fn addresses_are_exchanged_without_a_connection_manager() {
-    soft0();
+    let _watchdog = soft0();
     let pd = rdma_safe::Device::first().unwrap().open().unwrap().alloc_pd().unwrap();
     let connector = Connector::new().unwrap();
     let (one, other) = (connector.prepare(&pd).await.unwrap(), connector.prepare(&pd).await.unwrap());
@@ -136,8 +118,8 @@ async fn addresses_are_exchanged_without_a_connection_manager() {
 
 #[tokio::test]
 async fn a_full_queue_makes_operations_wait_in_order() {
-    soft0();
-    let (client, server) = pair(Connector::new().unwrap().sends(2)).await;
+    let _watchdog = soft0();
+    let (client, server) = connected(Connector::new().unwrap().sends(2)).await;
     let sender = tokio::spawn(async move {
         let mut tasks = tokio::task::JoinSet::new();
         for number in 0..200u32 {
@@ -158,11 +140,11 @@ async fn a_full_queue_makes_operations_wait_in_order() {
 
 #[tokio::test]
 async fn dropped_futures_leave_their_operations_to_the_device() {
-    soft0();
-    let (client, server) = pair(Connector::new().unwrap()).await;
+    let _watchdog = soft0();
+    let (client, server) = connected(Connector::new().unwrap()).await;
     for number in 0..64u32 {
         let mut send = Box::pin(client.send(client.buffer_of(&number.to_be_bytes()).await.unwrap()));
-        assert!(std::future::poll_fn(|context| std::task::Poll::Ready(send.as_mut().poll(context).is_pending())).await);
+        begin(send.as_mut()).await;
     }
     let mut next = 0u32;
     while next < 64 {
@@ -181,7 +163,7 @@ async fn dropped_futures_leave_their_operations_to_the_device() {
 
 #[tokio::test]
 async fn readers_that_keep_messages_hold_the_sender_back() {
-    soft0();
+    let _watchdog = soft0();
     let listener = Listener::builder().receives(2).bind("127.0.0.1:0").await.unwrap();
     let (client, server) = tokio::join!(connect(listener.local_address()), listener.accept());
     let (client, server) = (client.unwrap(), server.unwrap());
@@ -197,7 +179,7 @@ async fn readers_that_keep_messages_hold_the_sender_back() {
     assert!(server.driver().statistics().starved > 0);
     drop(kept);
     for _ in 0..2 {
-        drop(timeout(SOON, server.receive()).await.unwrap().unwrap().unwrap());
+        drop(soon(server.receive()).await.unwrap().unwrap());
     }
     for send in sends {
         send.await.unwrap().unwrap();
@@ -206,15 +188,13 @@ async fn readers_that_keep_messages_hold_the_sender_back() {
 
 #[test]
 fn the_end_of_the_runtime_ends_operations() {
-    soft0();
+    let _watchdog = soft0();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (client, server) = runtime.block_on(async { pair(Connector::new().unwrap()).await });
+    let (client, server) = runtime.block_on(async { connected(Connector::new().unwrap()).await });
     let (_, mut executor) = Driver::builder().build::<Threads>().unwrap();
     let mut receive = Box::pin(client.receive());
     runtime.block_on(async {
-        let polled =
-            std::future::poll_fn(|context| std::task::Poll::Ready(receive.as_mut().poll(context).is_pending()));
-        assert!(polled.await);
+        begin(receive.as_mut()).await;
     });
     drop(runtime);
     assert!(matches!(executor.block_on(receive), Err(Error::DriverStopped)));

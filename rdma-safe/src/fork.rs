@@ -94,8 +94,8 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The process that an object was created in. It recognises objects that a child of `fork(3)` has inherited.
 ///
-/// For layers above, whose objects a child may drop: other threads of the parent may have held their locks at the fork, and may have
-/// been changing what these protect. So a child takes none of these locks, and forgets what they protect.
+/// For layers above, whose objects a child may drop. Other threads of the parent may have held the locks of these objects at the
+/// fork, and may have been changing what they protect. So a child takes none of these locks, and forgets what they protect.
 ///
 /// ```
 /// use rdma_safe::fork::{self, Creator};

@@ -9,7 +9,6 @@ mod store;
 mod tcp;
 mod usage;
 
-use std::io::Read;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -98,12 +97,9 @@ fn main() -> Result<()> {
                 }
             })?;
             println!("{address}");
-            let mut waits = [0];
-            let end =
-                std::thread::spawn(move || while std::io::stdin().read(&mut waits).is_ok_and(|read| read != 0) {});
-            while !end.is_finished() {
-                runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
-            }
+            // Serves until the end of the input. Reading it blocks a thread.
+            let input = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            runtime.block_on(runtime.spawn_blocking(input))??;
             println!("{}", serde_json::to_string(&Served { cpu_seconds: usage::processor_seconds() })?);
             std::process::exit(0);
         }

@@ -7,7 +7,11 @@ pub(crate) use slots::{Finished, Slot, Slots};
 pub(crate) use waiters::{Ticket, Waiters};
 
 #[cfg(test)]
-mod random {
+mod random;
+
+/// Parts of the random tests.
+#[cfg(test)]
+mod testing {
     use std::ops::RangeInclusive;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,19 +20,6 @@ mod random {
     /// Miri is a thousand times slower.
     pub(super) const SEEDS: RangeInclusive<u64> = 1..=if cfg!(miri) { 3 } else { 50 };
     pub(super) const STEPS: usize = if cfg!(miri) { 100 } else { 300 };
-
-    /// Numbers for random tests.
-    pub(super) struct Random(pub(super) u64);
-
-    impl Random {
-        pub(super) fn below(&mut self, end: usize) -> usize {
-            // xorshift64*
-            self.0 ^= self.0 >> 12;
-            self.0 ^= self.0 << 25;
-            self.0 ^= self.0 >> 27;
-            (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
-        }
-    }
 
     /// Counts how often it is woken.
     #[derive(Default)]

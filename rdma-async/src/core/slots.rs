@@ -134,7 +134,7 @@ impl<T> Slots<T> {
         Some(result)
     }
 
-    /// Gives up a slot whose future is dropped. Returns what has to be dropped.
+    /// Gives up the slot of a future that is dropped. The caller drops the result and the waker without the lock.
     pub(crate) fn abandon(&mut self, slot: Slot) -> (Option<T>, Option<Waker>) {
         let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return (None, None) };
         match mem::replace(entry, Entry::Abandoned) {
@@ -159,7 +159,8 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
-    use crate::core::random::{Random, SEEDS, STEPS, Task};
+    use crate::core::random::Random;
+    use crate::core::testing::{SEEDS, STEPS, Task};
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -230,11 +231,11 @@ mod tests {
     #[test]
     fn random_operations_agree_with_a_model() {
         for seed in SEEDS {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let (mut slots, mut operations) = (Slots::with_capacity(0), Vec::<Operation>::new());
             let mut most = 0;
             for number in 0..STEPS {
-                let chosen = random.below(operations.len().max(1));
+                let chosen = random.index(operations.len().max(1));
                 match (random.below(5), operations.get_mut(chosen)) {
                     (0 | 1, _) => {
                         let (task, waker) = Task::new();

@@ -107,7 +107,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::core::random::{Random, SEEDS, STEPS, Task};
+    use crate::core::random::Random;
+    use crate::core::testing::{SEEDS, STEPS, Task};
 
     fn waker() -> Waker {
         Waker::noop().clone()
@@ -150,13 +151,13 @@ mod tests {
     #[test]
     fn random_tasks_agree_with_a_model() {
         for seed in SEEDS {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let (mut waiters, mut all) = (Waiters::default(), Vec::<Waiting>::new());
-            // Numbers of those that are not notified.
+            // Numbers of the tasks that still wait, in order.
             let mut order = VecDeque::new();
             let mut most = 0;
             for number in 0..STEPS {
-                let chosen = random.below(all.len().max(1));
+                let chosen = random.index(all.len().max(1));
                 match (random.below(5), all.get_mut(chosen)) {
                     (0 | 1, _) => {
                         let (task, waker) = Task::new();

@@ -30,7 +30,7 @@ struct Sources<S: Sharing> {
     is_stopped: bool,
 }
 
-/// Who is interested in a descriptor.
+/// The receiver of the events of a descriptor.
 pub(crate) enum Target<S: Sharing> {
     /// The queue of the driver, which looks at it after every event.
     Queue,
@@ -83,7 +83,8 @@ impl<S: Sharing> Events<S> {
         self.poller.is_inherited()
     }
 
-    /// What happened to the descriptors with these tokens.
+    /// Passes events to their receivers: the token of each names its descriptor. Adds the connections among them to `found`.
+    #[inline]
     pub(crate) fn dispatch(
         &self,
         tokens: &[u64],
@@ -123,8 +124,14 @@ impl<S: Sharing> Events<S> {
     }
 
     /// Wakes the tasks whose time has come.
-    pub(crate) fn expire(&self, now: Instant, effects: &mut Effects) {
+    #[inline]
+    pub(crate) fn expire(&self, effects: &mut Effects) {
         S::with(&self.timers, |timers| {
+            // Most drivers have no timers, and need not read the clock.
+            if timers.by_time.is_empty() {
+                return;
+            }
+            let now = Instant::now();
             while let Some(first) = timers.by_time.first_entry() {
                 if first.key().0 > now {
                     break;
@@ -135,9 +142,13 @@ impl<S: Sharing> Events<S> {
     }
 
     /// Makes the descriptor readable at the first deadline, or at `other` if that is earlier.
+    #[inline]
     pub(crate) fn set_timer(&self, other: Option<Instant>) -> Result<()> {
         // The timer is set inside of the cell, so that it agrees with `set` if several threads do this.
         S::with(&self.timers, |timers| {
+            if timers.by_time.is_empty() && other.is_none() {
+                return Ok(());
+            }
             let first = timers.by_time.keys().next().map(|(time, _)| *time);
             let Some(first) = first.into_iter().chain(other).min() else { return Ok(()) };
             // An early expiry does no harm and is cheaper than to set the timer each time.

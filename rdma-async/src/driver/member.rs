@@ -112,7 +112,7 @@ impl<S: Sharing> Member<S> {
         }
     }
 
-    /// Whether an operation can be posted without overtaking those that wait.
+    /// Whether an operation can be posted at once: there is room, and no earlier operation waits for it.
     #[inline(always)]
     pub(crate) fn has_room(&self) -> bool {
         !self.is_full() && self.room.is_empty()
@@ -175,6 +175,11 @@ impl<S: Sharing> Member<S> {
         match mem::replace(&mut self.stage, Stage::Opening) {
             // An endpoint that cannot be destroyed is leaked with its buffers.
             Stage::Opening | Stage::Exchanged => return Some(set.remove(self.key).unwrap_or_default()),
+            // The drop disconnects. The peer may never confirm that, and there is no work left to protect.
+            Stage::Open(connection) if self.has_failed() => {
+                drop(connection);
+                return Some(set.remove(self.key).unwrap_or_default());
+            }
             Stage::Open(connection) => match connection.start_disconnect(set) {
                 Ok(handshake) => self.stage = Stage::Leaving(Box::new(handshake)),
                 Err(error) => return Some(error.buffers),
@@ -197,8 +202,12 @@ impl<S: Sharing> Member<S> {
     fn is_drained(&self, now: Instant) -> bool {
         self.in_flight == 0
             || matches!(self.stage, Stage::Leaving(_))
-            || matches!(self.ended, Some(Ended::Failed(_) | Ended::DriverStopped))
+            || self.has_failed()
             || self.drain_until.is_none_or(|until| now >= until)
+    }
+
+    fn has_failed(&self) -> bool {
+        matches!(self.ended, Some(Ended::Failed(_) | Ended::DriverStopped))
     }
 
     /// The next time to call [`Member::advance_leaving`].

@@ -26,14 +26,14 @@ pub use spin::Idle;
 
 /// Takes the completions of connections, and wakes the tasks that await them.
 ///
-/// A driver has one completion queue for each device, and further ones when there is no room for another connection. It does
-/// nothing by itself: its [`Runner`] has to run, as a task of a runtime or on a thread of its own.
+/// A driver has one completion queue for each device, and further ones when there is no room for another connection. It
+/// works only while its [`Runner`] runs, as a task of a runtime or on a separate thread.
 ///
 /// | runs | made by |
 /// |---|---|
 /// | as a task of the current tokio runtime | `Driver::tokio` |
 /// | as a task of smol | [`DriverBuilder::build`] and `Runner::run_async_io` |
-/// | on a thread of its own, for any runtime | [`Driver::thread`] |
+/// | on a separate thread, for any runtime | [`Driver::thread`] |
 /// | as the program decides | [`DriverBuilder::build`] |
 ///
 /// Cloning gives another handle. The driver ends with its last handle, connector, listener and connection. If it ends earlier,
@@ -106,7 +106,7 @@ impl<S: Sharing> Drop for Alive<S> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Connections, including those that are being opened or closed.
+    /// Connections. A connection counts from the start of its handshake until it is closed.
     pub connections: usize,
     /// Operations in flight, or completed and not taken yet.
     pub operations: usize,
@@ -179,7 +179,7 @@ impl DriverBuilder {
 }
 
 impl Driver {
-    /// A driver on a thread of its own, with default options.
+    /// A driver on a new thread, with default options.
     ///
     /// # Errors
     /// [`Error::Driver`] when the thread cannot be started.
@@ -199,7 +199,7 @@ impl Driver<Threads> {
         DriverBuilder::default()
     }
 
-    /// The driver of the current tokio runtime, or else one on a thread of its own. All callers share it.
+    /// The driver of the current tokio runtime. Outside of tokio, a driver on a separate thread. All callers share it.
     ///
     /// # Errors
     /// [`Error::Driver`] when there are no file descriptors, or the thread cannot be started.

@@ -1,5 +1,6 @@
 //! The descriptor of a driver: an epoll(7) instance with a timer and a way to wake it.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -81,22 +82,21 @@ impl Poller {
     pub(crate) fn wait(&self, timeout: Option<Duration>, tokens: &mut Vec<u64>) -> Result<(), Errno> {
         let mut timeout = timeout.map(timespec);
         loop {
-            let mut events =
-                [const { epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) } };
-                    EVENTS];
+            let mut events = [const { MaybeUninit::uninit() }; EVENTS];
             let found = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-                Ok(found) => found,
+                Ok((found, _)) => found,
                 // A signal handler has run, and the caller looks for work again.
                 Err(Errno::INTR) => return Ok(()),
                 Err(errno) => return Err(errno),
             };
-            for event in &events[..found] {
+            let is_full = found.len() == EVENTS;
+            for event in found {
                 match event.data.u64() {
                     OWN => self.clear(),
                     token => tokens.push(token),
                 }
             }
-            if found < EVENTS {
+            if !is_full {
                 return Ok(());
             }
             timeout = Some(timespec(Duration::ZERO));

@@ -428,11 +428,11 @@ mod tests {
     fn a_failed_queue_has_the_deadlines_of_its_connections() {
         let (_runner, [client, _server]) = connected();
         let (queue, mut effects) = (client.inner.queue.clone(), Effects::default());
-        let failed = Ended::Failed(Arc::new(rdma_safe::Error::NoChannel));
-        Local::with(&queue.state, |state| state.fail_all(&failed, &mut effects));
-        assert_eq!(queue.arm(&mut effects), (true, None));
         // The peer has to confirm the end, within the deadline of the handshake.
         drop(client);
+        queue.advance_leaving(&mut effects);
+        let failed = Ended::Failed(Arc::new(rdma_safe::Error::NoChannel));
+        Local::with(&queue.state, |state| state.fail_all(&failed, &mut effects));
         assert!(matches!(queue.arm(&mut effects), (true, Some(_))));
     }
 

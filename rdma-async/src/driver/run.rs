@@ -1,12 +1,12 @@
 //! Running a driver.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::Duration;
 
 use rdma_safe::EndpointKey;
 
@@ -21,19 +21,8 @@ use crate::{Result, Sharing};
 
 /// Runs a driver. Dropping it stops the driver.
 ///
-/// [`Driver::thread`](crate::Driver::thread) and `Driver::tokio` do this already, and `run_async_io` does it on smol. For another
-/// runtime, spawn a task that calls [`turn`](Runner::turn):
-///
-/// ```text
-/// let readable = /* the runtime's registration of runner.as_fd() */;
-/// loop {
-///     match runner.turn() {
-///         Turn::Again => /* yield to the other tasks */,
-///         Turn::Sleep => /* wait until the descriptor is readable */,
-///         Turn::Stopped => break,
-///     }
-/// }
-/// ```
+/// [`Driver::thread`](crate::Driver::thread) and `Driver::tokio` do this already, and `run_async_io` does it on smol. On another
+/// runtime, spawn [`run_with`](Runner::run_with) as a task.
 #[must_use = "dropping the runner stops its driver"]
 pub struct Runner<S: Sharing> {
     shared: S::Rc<Shared<S>>,
@@ -43,6 +32,10 @@ pub struct Runner<S: Sharing> {
     spin: Spin,
     /// Whether to look for events of descriptors in the next turn.
     looks: bool,
+    /// Whether the last turn has asked to sleep.
+    sleeps: bool,
+    /// Whether this thread has slept since, and already has the events that have woken it.
+    slept: bool,
     /// Turns since the last look.
     turns: u32,
     tokens: Vec<u64>,
@@ -78,6 +71,8 @@ impl<S: Sharing> Runner<S> {
             effects: Effects::default(),
             spin: Spin::new(idle),
             looks: true,
+            sleeps: false,
+            slept: false,
             turns: 0,
             tokens: Vec::new(),
             changed: Vec::new(),
@@ -131,13 +126,15 @@ impl<S: Sharing> Runner<S> {
             if !sleeps {
                 return Turn::Again;
             }
-            deadline = deadline.into_iter().chain(due).min();
+            if due.is_some_and(|due| deadline.is_none_or(|deadline| due < deadline)) {
+                deadline = due;
+            }
         }
         if self.shared.events.set_timer(deadline).is_err() {
             // Without the timer, deadlines are met only by looking.
             return Turn::Again;
         }
-        self.looks = true;
+        (self.looks, self.sleeps) = (true, true);
         self.spin.sleeps();
         self.shared.turns.sleeps.fetch_add(1, Ordering::Relaxed);
         Turn::Sleep
@@ -147,17 +144,20 @@ impl<S: Sharing> Runner<S> {
     #[cold]
     #[inline(never)]
     fn look(&mut self) -> bool {
-        self.looks = false;
-        self.turns = 0;
-        if self.wait(Some(std::time::Duration::ZERO)).is_err() || self.shared.stopped.load(Ordering::Acquire) {
+        (self.looks, self.turns) = (false, 0);
+        if std::mem::take(&mut self.sleeps) {
+            self.shared.turns.wakes.fetch_add(1, Ordering::Relaxed);
+        }
+        let has_events = std::mem::take(&mut self.slept) || self.wait(Some(Duration::ZERO)).is_ok();
+        if !has_events || self.shared.stopped.load(Ordering::Acquire) {
             return false;
         }
         self.shared.queues(&mut self.queues);
         self.shared.events.dispatch(&self.tokens, &mut self.effects, &mut self.changed);
         self.tokens.clear();
-        self.shared.events.expire(Instant::now(), &mut self.effects);
+        self.shared.events.expire(&mut self.effects);
         self.effects.run();
-        for (queue, key) in self.changed.drain(..) {
+        while let Some((queue, key)) = self.changed.pop() {
             queue.check_connection(key);
         }
         for queue in &self.queues {
@@ -167,23 +167,16 @@ impl<S: Sharing> Runner<S> {
         self.shared.has_handles.load(Ordering::Acquire) || self.queues.iter().any(|queue| queue.population().0 != 0)
     }
 
-    fn wait(&mut self, timeout: Option<std::time::Duration>) -> Result<()> {
+    /// Takes the events of descriptors. Waits for one, at most for `timeout`.
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.shared.events.poller.wait(timeout, &mut self.tokens)?)
     }
 
     /// Sleeps until there is an event.
     fn sleep(&mut self) -> Result<()> {
         self.wait(None)?;
-        self.awake();
+        self.slept = true;
         Ok(())
-    }
-
-    /// Counts a wake-up, if the last turn has asked to sleep.
-    #[inline(always)]
-    pub(crate) fn awake(&mut self) {
-        if self.looks {
-            self.shared.turns.wakes.fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// Runs the driver on this thread until it ends.
@@ -193,6 +186,62 @@ impl<S: Sharing> Runner<S> {
                 Turn::Again => std::hint::spin_loop(),
                 Turn::Sleep if self.sleep().is_ok() => {}
                 Turn::Sleep | Turn::Stopped => return,
+            }
+        }
+    }
+
+    /// Runs the driver as a task until it ends, on any runtime that can wait for a descriptor.
+    ///
+    /// `readable` waits until the descriptor of the runner is readable. It may return early, at the cost of a turn. On compio:
+    ///
+    /// ```no_run
+    /// use std::os::fd::AsFd;
+    ///
+    /// use compio::driver::SharedFd;
+    /// use compio::driver::op::{Interest, PollOnce};
+    /// use rdma_async::{Driver, Local, Runner};
+    ///
+    /// async fn run(runner: Runner<Local>) -> rdma_async::Result<()> {
+    ///     let descriptor = SharedFd::new(runner.as_fd().try_clone_to_owned()?);
+    ///     let poll = || PollOnce::new(descriptor.clone(), Interest::Readable);
+    ///     runner.run_with(|| async { compio::runtime::submit(poll()).await.0.map(drop) }).await
+    /// }
+    ///
+    /// # fn main() -> rdma_async::Result<()> {
+    /// let (driver, runner) = Driver::builder().build::<Local>()?;
+    /// compio::runtime::Runtime::new()?.block_on(async {
+    ///     compio::runtime::spawn(run(runner)).detach();
+    ///     // Connections with `driver`.
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// On monoio, each type of socket can own the descriptor and wait for it:
+    ///
+    /// ```no_run
+    /// use std::os::fd::AsFd;
+    ///
+    /// use monoio::net::UnixStream;
+    /// use rdma_async::{Local, Runner};
+    ///
+    /// async fn run(runner: Runner<Local>) -> rdma_async::Result<()> {
+    ///     let descriptor = UnixStream::from_std(runner.as_fd().try_clone_to_owned()?.into())?;
+    ///     runner.run_with(|| descriptor.readable(false)).await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) with the error of `readable`. The driver then stops.
+    pub async fn run_with<F>(mut self, mut readable: impl FnMut() -> F) -> Result<()>
+    where
+        F: Future<Output = std::io::Result<()>>,
+    {
+        loop {
+            match self.turn() {
+                Turn::Again => yield_now().await,
+                Turn::Sleep => readable().await?,
+                Turn::Stopped => return Ok(()),
             }
         }
     }
@@ -219,6 +268,19 @@ impl<S: Sharing> Runner<S> {
             }
         }
     }
+}
+
+/// Lets other tasks run.
+async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// The waker of [`Runner::block_on`].

@@ -13,7 +13,7 @@ pub enum Idle {
     Adaptive,
     /// Sleeps at once.
     Sleep,
-    /// Never sleeps. For a thread with a processor of its own.
+    /// Never sleeps. For a thread that has a processor to itself.
     Spin,
 }
 
@@ -103,7 +103,10 @@ impl Spin {
     /// The driver sleeps now.
     pub(crate) fn sleeps(&mut self) {
         self.until = None;
-        self.slept_at = Some(Instant::now());
+        // The other ways have no length to adapt.
+        if self.idle == Idle::Adaptive {
+            self.slept_at = Some(Instant::now());
+        }
     }
 }
 

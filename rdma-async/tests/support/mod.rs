@@ -1,4 +1,4 @@
-//! Helpers of the tests: soft0, deadlines, and processes of their own.
+//! Helpers of the tests: soft0, deadlines, random numbers, and tests in separate processes.
 
 #![allow(dead_code, reason = "no test uses all helpers")]
 
@@ -6,6 +6,8 @@
 pub(crate) mod child;
 #[path = "../../../tests/device/support/peer.rs"]
 pub(crate) mod peer;
+#[path = "../../src/core/random.rs"]
+pub(crate) mod random;
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

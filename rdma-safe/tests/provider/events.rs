@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use rdma_safe::endpoint::Armed;
 use rdma_safe::error::Verb;
-use rdma_safe::{CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
+use rdma_safe::{CompletionQueue, Endpoint, EndpointSet, Errno, Error, ProtectionDomain, Work};
 
+use crate::endpoint_sets::{Service, pool};
 use crate::fake::{Config, Cqe, Fake};
 use crate::support::{
     DEADLINE, EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface, seen,
@@ -148,6 +149,38 @@ fn arming_an_endpoint_reports_completions_that_are_already_there() {
         let reads = fake.calls("ibv_get_cq_event");
         assert_eq!(a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap().len(), 3);
         assert_eq!((fake.calls("ibv_req_notify_cq"), fake.calls("ibv_get_cq_event")), (armed, reads));
+    });
+}
+
+#[test]
+fn a_set_reads_its_channel_once_for_each_event() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let pool = pool(&pd);
+        let set = EndpointSet::builder(pd.context(), 64).events(true).classic_poll(!interfaces.extended_cq);
+        let mut service = Service { set: set.build().unwrap(), keys: Vec::new(), peers: Vec::new() };
+        service.add(&pd, interfaces, Some(&pool));
+        let before = fake.calls("ibv_get_cq_event");
+        let reads = || fake.calls("ibv_get_cq_event") - before;
+        assert_eq!((service.set.arm().unwrap(), reads()), (Armed::Wait, 0), "the first event comes after arming");
+        for event in 1..=3 {
+            service.say(0, b"message");
+            assert_eq!(service.next_text(), (0, b"message".to_vec()));
+            assert_eq!((service.set.arm().unwrap(), reads()), (Armed::Wait, event));
+        }
+        // Without an event, arming raises one more at most.
+        assert_eq!((service.set.arm().unwrap(), reads()), (Armed::Wait, 4));
+        service.say(0, b"message");
+        assert_eq!(service.next_text(), (0, b"message".to_vec()));
+        assert_eq!((service.set.arm().unwrap(), reads()), (Armed::Wait, 5));
+
+        // Another queue has the same channel.
+        let channel = service.set.channel().unwrap().clone();
+        let mut other = queue(&pd, interfaces, &channel);
+        other.arm(false).unwrap();
+        complete(fake, &other, 1);
+        assert_eq!(service.set.arm().unwrap(), Armed::Wait);
+        assert_eq!(channel.try_event().unwrap(), None, "all events are taken");
     });
 }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: reproducible benchmarks.
 
+mod awaited;
 pub(crate) mod connections;
 mod criterion;
 mod environment;
@@ -23,6 +24,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
+    Awaited(awaited::Args),
     Connections(connections::Args),
     Criterion(criterion::Args),
     Overhead(overhead::Args),
@@ -35,6 +37,7 @@ enum Benchmark {
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     match &args.benchmark {
+        Benchmark::Awaited(args) => awaited::main(args),
         Benchmark::Connections(args) => connections::main(args),
         Benchmark::Criterion(args) => criterion::main(args),
         Benchmark::Overhead(args) => overhead::main(args),

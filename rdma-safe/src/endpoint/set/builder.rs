@@ -81,6 +81,7 @@ impl EndpointSetBuilder {
             records_all: self.timestamps,
             dropped: Arc::default(),
             has_provisional: false,
+            events: Some(0),
             cq,
         })
     }

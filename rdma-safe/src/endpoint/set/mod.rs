@@ -118,6 +118,8 @@ pub struct EndpointSet {
     dropped: Arc<Dropped>,
     /// Whether there may be provisional members, so that `dropped` has to be read.
     has_provisional: bool,
+    /// Events that the queue may have raised since the channel was read. `None` if the channel has other readers or queues.
+    events: Option<u32>,
     /// Never lent out, and polled only here, so no poll stays open.
     cq: CompletionQueue,
 }

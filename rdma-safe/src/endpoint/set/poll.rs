@@ -261,9 +261,7 @@ impl EndpointSet {
     /// [`EndpointSetBuilder::events`](crate::endpoint::EndpointSetBuilder::events);
     /// [`Error::Verb`]; [`Error::Poll`].
     pub fn arm(&mut self) -> Result<Armed> {
-        if let Some(channel) = self.cq.channel() {
-            while channel.take_event()?.is_some() {}
-        }
+        self.take_events()?;
         self.settle_provisional();
         self.end_forgotten_batch();
         if self.schedule.next().is_some() {
@@ -272,10 +270,32 @@ impl EndpointSet {
             self.check_due(Instant::now())?;
         }
         self.cq.arm(false)?;
+        self.events = self.events.map(|events| events.saturating_add(1));
         // Completions from before arming raise no event. Those of removed endpoints may be among them, and are not
         // handed out.
         while self.members.is_idle() && self.poll_queue()? {}
         Ok(Armed::with(!self.members.is_idle()))
+    }
+
+    /// Takes the events from the channel.
+    ///
+    /// A queue raises at most one event each time it is armed, so a read that would find none is left out. If the queue raises one
+    /// between a read that finds none and the next arming, it may raise another one. That one stays in the channel until the next
+    /// call.
+    fn take_events(&mut self) -> Result<()> {
+        let Some(channel) = self.cq.channel() else { return Ok(()) };
+        while self.events != Some(0) {
+            match channel.take_event()? {
+                Some(id) if id == self.cq.id() => self.events = self.events.map(|events| events - 1),
+                // The program has created another queue with this channel.
+                Some(_) => self.events = None,
+                None => {
+                    self.events = self.events.map(|_| 0);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -287,6 +307,8 @@ impl Waitable for EndpointSet {
     }
 
     fn queue(&mut self) -> &mut CompletionQueue {
+        // The caller arms the queue and reads the channel itself.
+        self.events = None;
         &mut self.cq
     }
 
