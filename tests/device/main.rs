@@ -114,6 +114,7 @@ mod refused_work;
 mod registration_cache;
 #[cfg(not(miri))]
 mod rping;
+mod set_datagrams;
 mod shared_channel;
 mod shared_payloads;
 mod shared_receives;

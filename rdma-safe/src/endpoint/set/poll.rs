@@ -7,6 +7,7 @@ use super::{EndpointKey, EndpointSet};
 use crate::cq::OpenPoll;
 use crate::endpoint::Armed;
 use crate::endpoint::completion::Completion;
+use crate::endpoint::datagram::DatagramSender;
 use crate::endpoint::keepalive::Check;
 use crate::endpoint::poll::CurrentCompletion;
 use crate::endpoint::wait::{self, Waitable};
@@ -61,6 +62,19 @@ impl EndpointSet {
     /// Like [`EndpointSet::poll`]. The pieces before the error have been passed to `f`.
     #[inline(always)]
     pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(EndpointKey, Completion)) -> Result<usize, PollError> {
+        self.poll_each_from(max, |key, completion, _| f(key, completion))
+    }
+
+    /// Like [`EndpointSet::poll_each`], with the sender of each received datagram.
+    ///
+    /// # Errors
+    /// Like [`EndpointSet::poll_each`].
+    #[inline(always)]
+    pub fn poll_each_from(
+        &mut self,
+        max: usize,
+        mut f: impl FnMut(EndpointKey, Completion, Option<DatagramSender>),
+    ) -> Result<usize, PollError> {
         self.settle_provisional();
         self.end_forgotten_batch();
         let checks = self.schedule.count();
@@ -72,7 +86,7 @@ impl EndpointSet {
         let mut open = SetCompletion(open);
         let mut taken = 0;
         while let Some((key, completion)) = self.members.take_plain(&open.completion()) {
-            f(key, completion);
+            f(key, completion, None);
             taken += 1;
             if taken == max || !open.0.next()? {
                 return Ok(taken);
@@ -84,7 +98,7 @@ impl EndpointSet {
         self.poll_rest(max, taken, false, &mut f)
     }
 
-    /// The rest of [`EndpointSet::poll_each`], one completion at a time. `checks`: it first checks peers.
+    /// The rest of [`EndpointSet::poll_each_from`], one completion at a time. `checks`: it first checks peers.
     // `f` is not a type parameter, so that the compiler inlines it where it is called for most completions.
     #[cold]
     #[inline(never)]
@@ -93,20 +107,14 @@ impl EndpointSet {
         max: usize,
         mut taken: usize,
         checks: bool,
-        f: &mut dyn FnMut(EndpointKey, Completion),
+        f: &mut dyn FnMut(EndpointKey, Completion, Option<DatagramSender>),
     ) -> Result<usize, PollError> {
-        if checks && taken < max {
-            match self.poll_and_check_peers()? {
-                Some((key, completion)) => f(key, completion),
-                None => return Ok(taken),
-            }
-            taken += 1;
-        }
+        let mut checks = checks && taken < max;
         while taken < max {
-            match self.poll()? {
-                Some((key, completion)) => f(key, completion),
-                None => break,
-            }
+            let polled = if std::mem::take(&mut checks) { self.poll_and_check_peers() } else { self.poll() };
+            let Some((key, completion)) = polled? else { break };
+            let sender = self.members.sender(key, &completion);
+            f(key, completion, sender);
             taken += 1;
         }
         Ok(taken)
