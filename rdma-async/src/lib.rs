@@ -32,6 +32,8 @@
 //! # }
 //! ```
 //!
+//! For datagrams and multicast groups, see [`Datagrams`].
+//!
 //! To run without an RDMA device, enable the feature `soft` and call `rdma_safe::soft::install_by_default()` first.
 //!
 //! # Drivers
@@ -58,7 +60,9 @@
 //! | [`Connection::receive`] | loses no message |
 //! | [`Connector::connect`] | ends the handshake |
 //! | [`Listener::accept`] | loses no connection |
-//! | [`Connection::close`] | the connection is closed nevertheless |
+//! | [`Datagrams::receive_from`] | loses no datagram |
+//! | [`Datagrams::peer`], [`Datagrams::join`] | ends the lookup, or leaves the group |
+//! | [`Connection::close`], [`Datagrams::close`] | the connection or socket is closed nevertheless |
 //!
 //! So a deadline is the caller's: `tokio::time::timeout(…, connection.receive())`, or that of another runtime.
 //!
@@ -79,6 +83,7 @@ mod connection;
 mod connector;
 mod coop;
 mod core;
+mod datagrams;
 mod driver;
 mod effects;
 mod error;
@@ -101,12 +106,13 @@ mod tokio;
 
 pub use connection::Connection;
 pub use connector::{Connector, connect};
+pub use datagrams::{Datagrams, DatagramsBuilder, Group, Peer, ReceiveFrom};
 pub use driver::{Driver, DriverBuilder, Idle, Runner, Statistics, Turn};
 pub use error::{Error, Failed, Result};
 pub use exchange::Unconnected;
 pub use listener::{Listener, ListenerBuilder};
 pub use operation::{Operation, Posting};
 pub use receive::{Message, Receive};
-pub use request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
+pub use request::{List, OneBuffer, ReadOne, Request, SendOne, SendTo, WriteOne};
 pub use resolve::Destination;
 pub use sharing::{Local, Sharing, Threads};

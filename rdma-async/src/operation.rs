@@ -15,7 +15,7 @@ use crate::driver::queue::Queue;
 use crate::driver::state::{Done, Posted};
 use crate::{Error, Failed, Request, Sharing, coop};
 
-/// An operation of a [`Connection`](crate::Connection). Its result is its memory.
+/// An operation of a [`Connection`](crate::Connection) or of [`Datagrams`](crate::Datagrams). Its result is its memory.
 ///
 /// It is posted when the future is first polled. Dropped before that, or while it waits for room, it is not posted. Dropped
 /// later, it goes on without the future, and its memory is dropped when the device no longer uses it.
@@ -33,6 +33,8 @@ enum State<R> {
     /// Waits for room in the send queue.
     Waiting(R, Ticket),
     InFlight(Slot),
+    /// It cannot be posted.
+    Refused(Box<Failed>),
     Finished,
 }
 
@@ -40,6 +42,11 @@ impl<'c, S: Sharing, R: Request> Operation<'c, S, R> {
     #[inline(always)]
     pub(crate) fn new(connection: &'c Inner<S>, request: R) -> Self {
         Operation { connection, state: State::New(request) }
+    }
+
+    /// An operation that fails when it is polled.
+    pub(crate) fn refused(connection: &'c Inner<S>, failed: Failed) -> Self {
+        Operation { connection, state: State::Refused(Box::new(failed)) }
     }
 
     /// Waits only until the operation is posted. Its memory is dropped when it has completed.
@@ -70,6 +77,7 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
         let posted = match mem::replace(&mut self.state, State::Finished) {
             State::New(request) => queue.post(*key, request, true, context),
             State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, true, context),
+            State::Refused(failed) => return Poll::Ready(Err(*failed)),
             State::InFlight(_) | State::Finished => return Poll::Pending,
         };
         match posted {
@@ -105,6 +113,7 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
         let posted = match mem::replace(&mut self.0.state, State::Finished) {
             State::New(request) => queue.post(*key, request, false, context),
             State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, false, context),
+            State::Refused(failed) => return Poll::Ready(Err(*failed)),
             State::InFlight(_) | State::Finished => return Poll::Pending,
         };
         match posted {
@@ -167,7 +176,7 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
                 drop(request);
             }
             State::InFlight(slot) => queue.abandon(slot),
-            State::New(_) | State::Finished => {}
+            State::New(_) | State::Refused(_) | State::Finished => {}
         }
     }
 }
@@ -180,6 +189,7 @@ impl<S: Sharing, R: Request> fmt::Debug for Operation<'_, S, R> {
             State::New(_) => "not posted",
             State::Waiting(..) => "waits for room",
             State::InFlight(_) => "in flight",
+            State::Refused(_) => "refused",
             State::Finished => "finished",
         };
         f.debug_struct("Operation").field("state", &state).finish_non_exhaustive()

@@ -21,6 +21,8 @@ mod atomics;
 mod attributes;
 #[cfg(not(miri))]
 mod awaiting;
+#[cfg(not(miri))]
+mod awaiting_datagrams;
 mod changes;
 mod channel;
 #[cfg(not(miri))]

@@ -1,6 +1,7 @@
 //! The driver: takes completions and events, and wakes the tasks that wait for them.
 
 pub(crate) mod events;
+pub(crate) mod lookups;
 pub(crate) mod member;
 mod poller;
 pub(crate) mod queue;
@@ -106,7 +107,7 @@ impl<S: Sharing> Drop for Alive<S> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Connections, including those that are being opened or closed.
+    /// Connections and sockets for datagrams, including those that are being opened or closed.
     pub connections: usize,
     /// Operations in flight, or completed and not taken yet.
     pub operations: usize,
