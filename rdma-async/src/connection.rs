@@ -33,7 +33,7 @@ pub struct Connection<S: Sharing = Threads> {
     pub(crate) inner: S::Rc<Inner<S>>,
 }
 
-/// What the handles of a connection share.
+/// What the handles of a connection or of a socket for datagrams share.
 pub(crate) struct Inner<S: Sharing> {
     pub(crate) queue: S::Rc<Queue<S>>,
     pub(crate) key: EndpointKey,
@@ -156,7 +156,7 @@ impl<S: Sharing> Connection<S> {
     /// [`Error::Memory`] when `len` exceeds what the pool has.
     #[inline]
     pub async fn buffer(&self, len: usize) -> Result<Buffer> {
-        Ok(self.inner.pool.get_async(Budget::Sends, len).await?)
+        self.inner.buffer(len).await
     }
 
     /// A buffer with these bytes to send, once there is one.
@@ -164,9 +164,7 @@ impl<S: Sharing> Connection<S> {
     /// # Errors
     /// Like [`Connection::buffer`].
     pub async fn buffer_of(&self, bytes: &[u8]) -> Result<Buffer> {
-        let mut buffer = self.buffer(bytes.len()).await?;
-        buffer.copy_from_slice(bytes);
-        Ok(buffer)
+        self.inner.buffer_of(bytes).await
     }
 
     /// The pool of registered memory that the connections of the driver share.
@@ -220,9 +218,7 @@ impl<S: Sharing> Connection<S> {
     ///
     /// From now on, operations of all handles fail with [`Error::Closed`]. Dropping the future does not stop the closing.
     pub async fn close(&self) {
-        let Inner { queue, key, linger, .. } = &*self.inner;
-        queue.begin_close(*key, *linger);
-        poll_fn(|context| if queue.poll_closed(*key, context) { Poll::Ready(()) } else { Poll::Pending }).await;
+        self.inner.close().await;
     }
 }
 
@@ -244,8 +240,28 @@ impl<S: Sharing> fmt::Debug for Connection<S> {
     }
 }
 
-/// A message that is being handed out.
 impl<S: Sharing> Inner<S> {
+    /// Ends the endpoint, and waits for that.
+    pub(crate) async fn close(&self) {
+        let Inner { queue, key, linger, .. } = self;
+        queue.begin_close(*key, *linger);
+        poll_fn(|context| if queue.poll_closed(*key, context) { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+
+    /// A buffer to send.
+    #[inline]
+    pub(crate) async fn buffer(&self, len: usize) -> Result<Buffer> {
+        Ok(self.pool.get_async(Budget::Sends, len).await?)
+    }
+
+    /// A buffer with these bytes to send.
+    pub(crate) async fn buffer_of(&self, bytes: &[u8]) -> Result<Buffer> {
+        let mut buffer = self.buffer(bytes.len()).await?;
+        buffer.copy_from_slice(bytes);
+        Ok(buffer)
+    }
+
+    /// A message that is being handed out.
     #[inline(always)]
     pub(crate) fn message(&self, done: rdma_safe::Completion) -> Message<S> {
         Message::new(self.queue.clone(), self.key, done)

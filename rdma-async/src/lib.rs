@@ -32,6 +32,8 @@
 //! # }
 //! ```
 //!
+//! For datagrams and multicast groups, see [`Datagrams`].
+//!
 //! To run without an RDMA device, enable the feature `soft` and call `rdma_safe::soft::install_by_default()` first.
 //!
 //! # Drivers
@@ -59,7 +61,9 @@
 //! | [`Connection::receive`] | loses no message |
 //! | [`Connector::connect`] | ends the handshake |
 //! | [`Listener::accept`] | loses no connection |
-//! | [`Connection::close`] | the connection is closed nevertheless |
+//! | [`Datagrams::receive_from`] | loses no datagram |
+//! | [`Datagrams::peer`], [`Datagrams::join`] | ends the lookup, or leaves the group |
+//! | [`Connection::close`], [`Datagrams::close`] | the connection or socket is closed nevertheless |
 //!
 //! So the caller sets deadlines with its runtime: `tokio::time::timeout(…, connection.receive())`.
 //!
@@ -80,6 +84,7 @@ mod connection;
 mod connector;
 mod coop;
 mod core;
+mod datagrams;
 mod driver;
 mod effects;
 mod error;
@@ -102,12 +107,13 @@ mod tokio;
 
 pub use connection::Connection;
 pub use connector::{Connector, connect};
+pub use datagrams::{Datagrams, DatagramsBuilder, Group, Peer, ReceiveFrom};
 pub use driver::{Driver, DriverBuilder, Idle, Runner, Statistics, Turn};
 pub use error::{Error, Failed, Result};
 pub use exchange::Unconnected;
 pub use listener::{Listener, ListenerBuilder};
 pub use operation::{Operation, Posting};
 pub use receive::{Message, Receive};
-pub use request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
+pub use request::{List, OneBuffer, ReadOne, Request, SendOne, SendTo, WriteOne};
 pub use resolve::Destination;
 pub use sharing::{Local, Sharing, Threads};

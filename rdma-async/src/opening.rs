@@ -190,7 +190,11 @@ impl<S: Sharing> Plan<S> {
     }
 
     fn handle(&self, queue: &S::Rc<Queue<S>>, key: EndpointKey, facts: Facts) -> Connection<S> {
-        let inner = Inner {
+        Connection { inner: S::rc(self.inner(queue, key, facts)) }
+    }
+
+    pub(crate) fn inner(&self, queue: &S::Rc<Queue<S>>, key: EndpointKey, facts: Facts) -> Inner<S> {
+        Inner {
             queue: queue.clone(),
             key,
             pool: self.pool.clone(),
@@ -198,8 +202,7 @@ impl<S: Sharing> Plan<S> {
             facts,
             linger: self.options.linger,
             driver: self.driver.clone(),
-        };
-        Connection { inner: S::rc(inner) }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -13,7 +13,7 @@ use crate::driver::queue::Queue;
 use crate::driver::state::{Done, Unposted};
 use crate::{Error, Failed, Request, Sharing, coop};
 
-/// An operation of a [`Connection`](crate::Connection). Its result is its memory.
+/// An operation of a [`Connection`](crate::Connection) or of [`Datagrams`](crate::Datagrams). Its result is its memory.
 ///
 /// It is posted when the future is first polled. Dropped before that, or while it waits for room, it is not posted. Dropped
 /// later, it goes on without the future, and its memory is dropped when the device no longer uses it.
@@ -23,7 +23,8 @@ use crate::{Error, Failed, Request, Sharing, coop};
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Operation<'c, S: Sharing, R: Request> {
     connection: &'c Inner<S>,
-    state: State<R>,
+    /// `drop` takes what is left. Whoever sets it has taken the state before, so there is nothing to drop.
+    state: ManuallyDrop<State<R>>,
 }
 
 enum State<R> {
@@ -31,13 +32,20 @@ enum State<R> {
     /// Waits for room in the send queue.
     Waiting(R, Ticket),
     InFlight(Slot),
+    /// It cannot be posted.
+    Refused(Box<Failed>),
     Finished,
 }
 
 impl<'c, S: Sharing, R: Request> Operation<'c, S, R> {
     #[inline(always)]
     pub(crate) fn new(connection: &'c Inner<S>, request: R) -> Self {
-        Operation { connection, state: State::New(request) }
+        Operation { connection, state: ManuallyDrop::new(State::New(request)) }
+    }
+
+    /// An operation that fails when it is polled.
+    pub(crate) fn refused(connection: &'c Inner<S>, failed: Failed) -> Self {
+        Operation { connection, state: ManuallyDrop::new(State::Refused(Box::new(failed))) }
     }
 
     /// Waits only until the operation is posted. Its memory is dropped when it has completed.
@@ -55,19 +63,19 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::InFlight(slot) = self.state {
+        if let State::InFlight(slot) = *self.state {
             let queue = &self.connection.queue;
             return match queue.take(slot, context) {
                 None => Poll::Pending,
                 Some(done) => {
-                    self.state = State::Finished;
+                    self.state = ManuallyDrop::new(State::Finished);
                     Poll::Ready(R::memory(done).map_err(|done| failed(queue, done)))
                 }
             };
         }
         match ready!(self.post(true, context)) {
             Ok(slot) => {
-                self.state = State::InFlight(slot);
+                self.state = ManuallyDrop::new(State::InFlight(slot));
                 Poll::Pending
             }
             Err(failed) => Poll::Ready(Err(failed)),
@@ -116,7 +124,7 @@ fn failed<S: Sharing>(queue: &Queue<S>, done: Done) -> Failed {
 impl<S: Sharing, R: Request> Drop for Operation<'_, S, R> {
     #[inline]
     fn drop(&mut self) {
-        if !matches!(self.state, State::Finished) {
+        if !matches!(*self.state, State::Finished) {
             self.cancel();
         }
     }
@@ -127,16 +135,17 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
     #[inline(always)]
     fn post(&mut self, awaited: bool, context: &Context<'_>) -> Poll<Result<Slot, Failed>> {
         let Inner { queue, key, .. } = self.connection;
-        let posted = match mem::replace(&mut self.state, State::Finished) {
+        let posted = match mem::replace(&mut *self.state, State::Finished) {
             State::New(request) => queue.post(*key, request, awaited, context),
             State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, awaited, context),
+            State::Refused(failed) => return Poll::Ready(Err(*failed)),
             State::InFlight(_) | State::Finished => return Poll::Pending,
         };
         match posted {
             Ok(slot) => Poll::Ready(Ok(slot)),
             Err(Unposted::Failed(failed)) => Poll::Ready(Err(failed)),
             Err(Unposted::Waiting(request, ticket)) => {
-                self.state = State::Waiting(request, ticket);
+                self.state = ManuallyDrop::new(State::Waiting(request, ticket));
                 Poll::Pending
             }
         }
@@ -146,13 +155,13 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
     #[inline(never)]
     fn cancel(&mut self) {
         let Inner { queue, key, .. } = self.connection;
-        match mem::replace(&mut self.state, State::Finished) {
+        match mem::replace(&mut *self.state, State::Finished) {
             State::Waiting(request, ticket) => {
                 queue.leave_room(*key, ticket);
                 drop(request);
             }
             State::InFlight(slot) => queue.abandon(slot),
-            State::New(_) | State::Finished => {}
+            State::New(_) | State::Refused(_) | State::Finished => {}
         }
     }
 }
@@ -161,10 +170,11 @@ impl<S: Sharing, R: Request> Unpin for Operation<'_, S, R> {}
 
 impl<S: Sharing, R: Request> fmt::Debug for Operation<'_, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match self.state {
+        let state = match *self.state {
             State::New(_) => "not posted",
             State::Waiting(..) => "waits for room",
             State::InFlight(_) => "in flight",
+            State::Refused(_) => "refused",
             State::Finished => "finished",
         };
         f.debug_struct("Operation").field("state", &state).finish_non_exhaustive()

@@ -30,20 +30,33 @@ impl Default for Options {
     }
 }
 
-/// The methods that set them, for both kinds of builders.
-macro_rules! setters {
-    ($private_data:literal) => {
-        /// Operations that can be in flight on a connection; 64 by default. Further ones wait.
+/// The methods that set those that datagrams have, too.
+macro_rules! queue_setters {
+    () => {
+        /// Operations that can be in flight; 64 by default. Further ones wait.
         pub fn sends(mut self, operations: u32) -> Self {
             self.options.sends = operations.max(1);
             self
         }
 
-        /// Receives of a connection; 64 by default. They bound the messages that have arrived or that tasks keep.
+        /// Receives; 64 by default. They bound the messages that have arrived or that tasks keep.
         pub fn receives(mut self, messages: u32) -> Self {
             self.options.receives = messages.max(1);
             self
         }
+
+        /// Time for operations in flight to complete when the last handle is closed or dropped; 2 s by default.
+        pub fn linger(mut self, time: std::time::Duration) -> Self {
+            self.options.linger = time;
+            self
+        }
+    };
+}
+
+/// The methods that set them, for connectors and listeners.
+macro_rules! setters {
+    ($private_data:literal) => {
+        crate::options::queue_setters!();
 
         /// The longest message that a connection can receive, in bytes; 4096 by default.
         ///
@@ -66,12 +79,6 @@ macro_rules! setters {
             self
         }
 
-        /// Time for operations in flight to complete when a connection is closed or dropped; 2 s by default.
-        pub fn linger(mut self, time: std::time::Duration) -> Self {
-            self.options.linger = time;
-            self
-        }
-
         /// Time for the peer to answer when a connection is made or closed; 10 s by default.
         pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
             self.options.timeout = timeout;
@@ -86,4 +93,4 @@ macro_rules! setters {
     };
 }
 
-pub(crate) use setters;
+pub(crate) use {queue_setters, setters};

@@ -12,7 +12,7 @@ use crate::connection::Inner;
 use crate::core::Ticket;
 use crate::driver::member::Ended;
 use crate::driver::queue::Queue;
-use crate::driver::state::Received;
+use crate::driver::state::{Origin, Received};
 use crate::{Result, Sharing, Threads, coop};
 
 /// A received message. Its memory goes back to the receive queue of its connection when it is dropped.
@@ -104,15 +104,12 @@ impl<S: Sharing> fmt::Debug for Message<S> {
 /// [`Error::Failed`](crate::Error::Failed) and [`Error::DriverStopped`](crate::Error::DriverStopped), after the messages that have
 /// arrived.
 #[must_use = "a future does nothing unless it is polled"]
-pub struct Receive<'c, S: Sharing> {
-    connection: &'c Inner<S>,
-    ticket: Option<Ticket>,
-}
+pub struct Receive<'c, S: Sharing>(Reader<'c, S>);
 
 impl<'c, S: Sharing> Receive<'c, S> {
     #[inline(always)]
     pub(crate) fn new(connection: &'c Inner<S>) -> Self {
-        Receive { connection, ticket: None }
+        Receive(Reader::new(connection))
     }
 }
 
@@ -121,25 +118,52 @@ impl<S: Sharing> Future for Receive<'_, S> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match ready!(self.0.poll(context)) {
+            Ok((message, ())) => Poll::Ready(Ok(Some(message))),
+            Err(Ended::Disconnected | Ended::Closed) => Poll::Ready(Ok(None)),
+            Err(ended) => Poll::Ready(Err(ended.error())),
+        }
+    }
+}
+
+/// A task that waits for a message.
+pub(crate) struct Reader<'c, S: Sharing> {
+    connection: &'c Inner<S>,
+    ticket: Option<Ticket>,
+}
+
+impl<'c, S: Sharing> Reader<'c, S> {
+    #[inline(always)]
+    pub(crate) fn new(connection: &'c Inner<S>) -> Self {
+        Reader { connection, ticket: None }
+    }
+
+    /// Whether it has to wait.
+    pub(crate) fn waits(&self) -> bool {
+        self.ticket.is_some()
+    }
+
+    /// The next message, with its sender if that is asked for.
+    #[inline(always)]
+    pub(crate) fn poll<F: Origin>(&mut self, context: &mut Context<'_>) -> Poll<Result<(Message<S>, F), Ended>> {
         let coop = ready!(coop::poll_proceed(context));
         let connection = self.connection;
         let ticket = self.ticket.take();
         match connection.queue.receive(connection.key, ticket, context) {
-            Received::Message(done) => {
+            Received::Message(done, from) => {
                 coop.made_progress();
-                Poll::Ready(Ok(Some(connection.message(done))))
+                Poll::Ready(Ok((connection.message(done), from)))
             }
             Received::Waiting(ticket) => {
                 self.ticket = Some(ticket);
                 Poll::Pending
             }
-            Received::Ended(Ended::Disconnected | Ended::Closed) => Poll::Ready(Ok(None)),
-            Received::Ended(ended) => Poll::Ready(Err(ended.error())),
+            Received::Ended(ended) => Poll::Ready(Err(ended)),
         }
     }
 }
 
-impl<S: Sharing> Drop for Receive<'_, S> {
+impl<S: Sharing> Drop for Reader<'_, S> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.connection.queue.leave_readers(self.connection.key, ticket);
@@ -149,6 +173,6 @@ impl<S: Sharing> Drop for Receive<'_, S> {
 
 impl<S: Sharing> fmt::Debug for Receive<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receive").field("waits", &self.ticket.is_some()).finish_non_exhaustive()
+        f.debug_struct("Receive").field("waits", &self.0.waits()).finish_non_exhaustive()
     }
 }

@@ -49,6 +49,10 @@ pub struct OneBuffer(pub(crate) Work<'static>);
 #[derive(Debug)]
 pub struct List(pub(crate) Work<'static>, pub(crate) PhantomData<Gather>);
 
+/// A datagram.
+#[derive(Debug)]
+pub struct SendTo(pub(crate) Work<'static>, pub(crate) rdma_safe::Peer);
+
 macro_rules! requests {
     ($($name:ty: $memory:ident, |$request:ident, $endpoint:ident| $post:expr, $into:expr;)+) => {$(
         impl sealed::Sealed for $name {}
@@ -80,5 +84,6 @@ requests! {
     WriteOne: Buffer, |request, endpoint| endpoint.write(request.0, request.1), (Some(request.0), None);
     ReadOne: Buffer, |request, endpoint| endpoint.read(request.0, request.1), (Some(request.0), None);
     OneBuffer: Buffer, |request, endpoint| endpoint.post(request.0), request.0.into_memory();
+    SendTo: Buffer, |request, endpoint| endpoint.post_to(request.0, &request.1), request.0.into_memory();
     List: Gather, |request, endpoint| endpoint.post(request.0), request.0.into_memory();
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use rdma_async::{Connection, Connector, Driver, Listener, Local, Message, Runner, Turn};
+use rdma_async::{Connection, Connector, Datagrams, Driver, Group, Listener, Local, Message, Peer, Runner, Turn};
 use rdma_safe::soft::check::{Kind, Options, Session};
 use rdma_safe::soft::{self, Faults};
 use rdma_safe::{Access, ExposedRegion};
@@ -32,12 +32,52 @@ const DEPTH: u32 = 4;
 /// Time after which a task counts as lost.
 const SOON: Duration = Duration::from_secs(30);
 
+/// A socket for datagrams.
+#[derive(Default)]
+struct Socket {
+    datagrams: RefCell<Option<Datagrams<Local>>>,
+    /// Peers and groups of this socket that were found.
+    peers: RefCell<Vec<Peer>>,
+    groups: RefCell<Vec<Group<Local>>>,
+    kept: RefCell<Vec<Message<Local>>>,
+}
+
+impl Socket {
+    /// Takes the handle, with all that was made by it.
+    fn take(&self) -> Option<Datagrams<Local>> {
+        drop((self.peers.take(), self.groups.take(), self.kept.take()));
+        self.datagrams.take()
+    }
+
+    fn keep(&self, message: Message<Local>) {
+        assert!(
+            message.len() == 8 && message.iter().all(|byte| *byte == message[0]),
+            "the bytes of a datagram changed"
+        );
+        self.kept.borrow_mut().push(message);
+        if self.kept.borrow().len() > 3 {
+            self.kept.borrow_mut().clear();
+        }
+    }
+}
+
 /// A task and whether it was woken since its last poll.
 struct Task {
     future: Pin<Box<dyn Future<Output = ()>>>,
     woken: Arc<Woken>,
-    /// Whether it waits for another peer, and so may never end.
+    /// Whether it waits for a peer, and so may never end.
     is_handshake: bool,
+    /// The end whose connection it uses, and the number of that connection.
+    uses: Option<(Rc<End>, u64)>,
+}
+
+impl Task {
+    /// Whether both ends of the connection may only have handles that wait for each other.
+    fn uses_dropped(&self) -> bool {
+        let is_dropped =
+            |(end, number): &(Rc<End>, u64)| end.connection.borrow().is_none() || end.number.get() != *number;
+        self.uses.as_ref().is_some_and(is_dropped)
+    }
 }
 
 struct Woken(AtomicBool);
@@ -52,6 +92,8 @@ impl Wake for Woken {
 #[derive(Default)]
 struct End {
     connection: RefCell<Option<Connection<Local>>>,
+    /// Number of this connection.
+    number: Cell<u64>,
     /// The regions that this end has exposed. The peer may still use those of earlier connections.
     regions: RefCell<Vec<ExposedRegion>>,
     /// Number of the next message to send.
@@ -69,6 +111,7 @@ struct Schedule {
     connector: Connector<Local>,
     /// Both ends of each pair: the first connects, the second accepts.
     ends: Vec<[Rc<End>; 2]>,
+    sockets: [Rc<Socket>; 2],
     tasks: Vec<Task>,
 }
 
@@ -94,13 +137,14 @@ impl Schedule {
             listener: Some(listener),
             connector,
             ends,
+            sockets: <[Rc<Socket>; 2]>::default(),
             tasks: Vec::new(),
         }
     }
 
     fn spawn(&mut self, future: impl Future<Output = ()> + 'static) {
         let woken = Arc::new(Woken(AtomicBool::new(true)));
-        self.tasks.push(Task { future: Box::pin(future), woken, is_handshake: false });
+        self.tasks.push(Task { future: Box::pin(future), woken, is_handshake: false, uses: None });
     }
 
     fn spawn_handshake(&mut self, future: impl Future<Output = ()> + 'static) {
@@ -156,6 +200,7 @@ impl Schedule {
         let (end, peer) = self.end();
         let Some(connection) = end.connection.borrow().clone() else { return };
         let remote = peer.regions.borrow().last().map(ExposedRegion::remote);
+        let uses = Some((end.clone(), end.number.get()));
         let (kind, number) = (self.random.below(8), self.random.below(u64::MAX >> 33));
         self.spawn(async move {
             let word = async || Some(connection.buffer_of(&number.to_be_bytes()).await.ok()?);
@@ -179,12 +224,78 @@ impl Schedule {
                 _ => {}
             }
         });
+        self.tasks.last_mut().unwrap().uses = uses;
+    }
+
+    fn exchange_datagrams(&mut self) {
+        let side = self.random.below(2) as usize;
+        let [socket, other] = [self.sockets[side].clone(), self.sockets[1 - side].clone()];
+        let Some(driver) = self.driver.clone() else { return };
+        let Some(datagrams) = socket.datagrams.borrow().clone() else {
+            self.spawn(async move {
+                let builder = Datagrams::builder().driver(&driver).sends(DEPTH).receives(DEPTH);
+                if let Ok(bound) = builder.timeout(Duration::from_millis(500)).bind("127.0.0.1:0").await {
+                    // Another task may have bound one before.
+                    let _ = socket.datagrams.borrow_mut().get_or_insert(bound);
+                }
+            });
+            return;
+        };
+        let (kind, byte) = (self.random.below(8), self.random.below(256) as u8);
+        let address = other.datagrams.borrow().as_ref().map(Datagrams::local_address);
+        if matches!(kind, 2 | 3) {
+            // Nobody may ever send to it.
+            return self.spawn_handshake(async move {
+                if let Ok((message, sender)) = datagrams.receive_from().await {
+                    socket.keep(message);
+                    socket.peers.borrow_mut().push(sender);
+                }
+            });
+        }
+        let peers = socket.peers.borrow();
+        let peer = peers.get(self.random.below(peers.len().max(1) as u64) as usize).cloned();
+        drop(peers);
+        self.spawn(async move {
+            match (kind, address, peer) {
+                (0, Some(address), _) => {
+                    if let Ok(peer) = datagrams.peer(address).await {
+                        socket.peers.borrow_mut().push(peer);
+                    }
+                }
+                (1, ..) => {
+                    if let Ok(group) = datagrams.join([239, 12, 0, byte % 4]).await {
+                        socket.groups.borrow_mut().push(group);
+                    }
+                }
+                (4..=6, _, Some(peer)) => {
+                    let Ok(buffer) = datagrams.buffer_of(&[byte; 8]).await else { return };
+                    match kind {
+                        4 => drop(datagrams.send_to(buffer, &peer).posted().await),
+                        _ => drop(datagrams.send_to(buffer, &peer).await),
+                    }
+                }
+                (7, ..) => {
+                    let taken = socket.groups.borrow_mut().pop();
+                    let Some(group) = taken else { return };
+                    let Ok(buffer) = datagrams.buffer_of(&[byte; 8]).await else { return };
+                    drop(datagrams.send_to(buffer, &group).await);
+                }
+                _ => {}
+            }
+        });
     }
 
     fn step(&mut self) {
-        match self.random.below(20) {
+        match self.random.below(24) {
             0 => self.connect(),
             1..=8 => self.operate(),
+            20..=22 => self.exchange_datagrams(),
+            23 if self.random.below(6) == 0 => {
+                let socket = self.sockets[self.random.below(2) as usize].take();
+                if let Some(datagrams) = socket.filter(|_| self.random.below(2) == 0) {
+                    self.spawn(async move { datagrams.close().await });
+                }
+            }
             9 => {
                 let (end, _) = self.end();
                 let taken = end.kept.borrow_mut().pop();
@@ -229,6 +340,8 @@ impl Schedule {
                     index += 1;
                 }
             }
+            // Tasks may have bound a socket or received a datagram just now.
+            self.sockets.iter().for_each(|socket| drop(socket.take()));
             let connections = self.driver.as_ref().map_or(0, |driver| driver.statistics().connections);
             let is_stopped = self.runner.is_none();
             if self.tasks.is_empty() && (connections == 0 || is_stopped) {
@@ -244,10 +357,15 @@ impl Schedule {
     }
 
     fn finish(mut self, seed: u64) {
+        self.tasks.retain(|task| !task.uses_dropped());
         let black_hole = Faults::default().with_seed(seed).with_drop(1.0);
         let mut pools = Vec::new();
         let all: Vec<_> = self.ends.iter().flatten().cloned().collect();
         pools.extend(all.iter().filter_map(|end| end.connection.borrow().as_ref().map(|open| open.pool().clone())));
+        let sockets = self.sockets.clone();
+        let bound =
+            sockets.iter().filter_map(|socket| socket.datagrams.borrow().as_ref().map(|own| own.pool().clone()));
+        pools.extend(bound);
         let ending = self.random.below(4);
         match ending {
             // The driver stops, with work in flight.
@@ -265,7 +383,12 @@ impl Schedule {
                 self.spawn(async move { connection.close().await });
             }
         }
-        // Tasks in `accept` and `connect` wait for peers that may never come. Some have an effect meanwhile.
+        for socket in &sockets {
+            if let Some(datagrams) = socket.take() {
+                self.spawn(async move { datagrams.close().await });
+            }
+        }
+        // Tasks in `accept`, `connect` and `receive_from` wait for peers that may never come. Some have an effect meanwhile.
         self.tasks.retain(|task| !task.is_handshake);
         self.listener = None;
         for end in self.ends.iter().flatten() {
@@ -292,6 +415,7 @@ impl End {
         self.next.set(0);
         self.received.set(0);
         self.kept.take();
+        self.number.set(self.number.get() + 1);
         self.connection.replace(Some(connection));
     }
 

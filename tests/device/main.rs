@@ -21,6 +21,8 @@ mod atomics;
 mod attributes;
 #[cfg(not(miri))]
 mod awaiting;
+#[cfg(not(miri))]
+mod awaiting_datagrams;
 mod changes;
 mod channel;
 #[cfg(not(miri))]
@@ -114,6 +116,7 @@ mod refused_work;
 mod registration_cache;
 #[cfg(not(miri))]
 mod rping;
+mod set_datagrams;
 mod shared_channel;
 mod shared_payloads;
 mod shared_receives;

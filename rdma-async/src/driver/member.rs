@@ -7,10 +7,11 @@ use std::task::Waker;
 use std::time::Instant;
 
 use rdma_safe::cm::{Handshake, Progress, SetConnection, SetDisconnected};
-use rdma_safe::endpoint::FailedWork;
+use rdma_safe::endpoint::{DatagramSender, FailedWork};
 use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet};
 
 use super::events::Source;
+use super::lookups::Lookups;
 use crate::core::{Slot, Waiters};
 use crate::effects::Effects;
 use crate::{Error, Sharing};
@@ -21,6 +22,8 @@ pub(crate) struct Member<S: Sharing> {
     pub(crate) stage: Stage,
     /// Reports that the peer has ended the connection.
     pub(crate) source: Option<Source<S>>,
+    /// Answers lookups, if the endpoint is for datagrams.
+    pub(crate) lookups: Option<S::Rc<Lookups<S>>>,
     /// Size of the send queue.
     sends: u32,
     in_flight: u32,
@@ -32,8 +35,12 @@ pub(crate) struct Member<S: Sharing> {
     pub(crate) receives: u32,
     /// Messages that nobody has taken yet.
     pub(crate) inbox: VecDeque<Completion>,
+    /// The senders of these messages, if they are datagrams.
+    pub(crate) senders: VecDeque<DatagramSender>,
     /// Tasks that wait for a message.
     pub(crate) readers: Waiters,
+    /// Tasks that look up a service or join a group, and stop when the socket ends.
+    pub(crate) watchers: Waiters,
     /// Messages that readers have taken and not dropped yet.
     pub(crate) kept: u32,
     /// Why the connection takes no more work.
@@ -48,7 +55,7 @@ pub(crate) struct Member<S: Sharing> {
 pub(crate) enum Stage {
     /// Its handshake is in progress, or it is being removed.
     Opening,
-    /// It was connected by exchanged addresses.
+    /// It was connected by exchanged addresses, or is for datagrams.
     Exchanged,
     Open(Box<SetConnection>),
     /// This side has disconnected, and waits for the confirmation of the peer.
@@ -98,13 +105,16 @@ impl<S: Sharing> Member<S> {
             key,
             stage: Stage::Opening,
             source: None,
+            lookups: None,
             sends,
             in_flight: 0,
             slots: vec![Slot::NONE; (sends as usize).next_power_of_two()].into_boxed_slice(),
             room: Waiters::default(),
             receives,
             inbox: VecDeque::with_capacity(receives as usize),
+            senders: VecDeque::new(),
             readers: Waiters::default(),
+            watchers: Waiters::default(),
             kept: 0,
             ended: None,
             drain_until: None,
@@ -151,7 +161,7 @@ impl<S: Sharing> Member<S> {
         self.in_flight >= self.sends
     }
 
-    /// Takes no more work, and tells all tasks that wait for room or messages. The first reason counts.
+    /// Takes no more work, and tells all tasks that wait for room, messages or the end. The first reason counts.
     pub(crate) fn end(&mut self, ended: &Ended, effects: &mut Effects) {
         if self.ended.is_none() {
             if let Ended::Failed(error) = ended {
@@ -159,11 +169,10 @@ impl<S: Sharing> Member<S> {
             }
             self.ended = Some(ended.clone());
         }
-        while let Some(waker) = self.room.notify() {
-            effects.wake(waker);
-        }
-        while let Some(waker) = self.readers.notify() {
-            effects.wake(waker);
+        for waiters in [&mut self.room, &mut self.readers, &mut self.watchers] {
+            while let Some(waker) = waiters.notify() {
+                effects.wake(waker);
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! The driver: takes completions and events, and wakes the tasks that wait for them.
 
 pub(crate) mod events;
+pub(crate) mod lookups;
 pub(crate) mod member;
 mod poller;
 pub(crate) mod queue;
@@ -106,7 +107,7 @@ impl<S: Sharing> Drop for Alive<S> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Connections. A connection counts from the start of its handshake until it is closed.
+    /// Connections, and sockets for datagrams. A connection counts from the start of its handshake until it is closed.
     pub connections: usize,
     /// Operations in flight, or completed and not taken yet.
     pub operations: usize,

@@ -10,7 +10,7 @@ use rdma_safe::{Buffer, EndpointKey, EndpointSet};
 
 use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
-use super::state::{Counts, Done, Received, State, Unposted, Unusual};
+use super::state::{Counts, Done, Origin, Received, State, Unposted, Unusual};
 use crate::core::{Slot, Slots, Ticket};
 use crate::effects::Effects;
 use crate::{Request, Result, Sharing};
@@ -19,7 +19,7 @@ use crate::{Request, Result, Sharing};
 ///
 /// Everything is behind one lock. Its driver takes the completions, and nobody else does.
 pub(crate) struct Queue<S: Sharing> {
-    state: S::Cell<State<S>>,
+    pub(super) state: S::Cell<State<S>>,
     pub(crate) events: S::Rc<Events<S>>,
 }
 
@@ -158,7 +158,12 @@ impl<S: Sharing> Queue<S> {
     }
 
     /// Takes the oldest message, or waits for the next one.
-    pub(crate) fn receive(&self, key: EndpointKey, ticket: Option<Ticket>, context: &Context<'_>) -> Received {
+    pub(crate) fn receive<O: Origin>(
+        &self,
+        key: EndpointKey,
+        ticket: Option<Ticket>,
+        context: &Context<'_>,
+    ) -> Received<O> {
         let waker = context.waker().clone();
         let (received, unused) = S::with(&self.state, |state| state.receive(key, ticket, waker));
         drop(unused);
@@ -305,8 +310,11 @@ impl<S: Sharing> Queue<S> {
         self_.check_connection(key);
     }
 
-    /// Looks whether the peer has ended a connection.
+    /// Looks whether the peer has ended a connection, or answers the lookups of datagrams.
     pub(crate) fn check_connection(&self, key: EndpointKey) {
+        if self.answer_lookups(key) {
+            return;
+        }
         let mut effects = Effects::default();
         S::with(&self.state, |state| {
             let (set, Some(member)) = state.with_set(key) else { return };

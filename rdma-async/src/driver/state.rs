@@ -1,10 +1,11 @@
 //! What the lock of a queue protects.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use rdma_safe::endpoint::FailedWork;
+use rdma_safe::endpoint::{DatagramSender, FailedWork};
 use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gather, PollError, WcStatus};
 
 use super::events::Source;
@@ -93,10 +94,29 @@ impl Done {
 }
 
 /// The result of asking for a message.
-pub(crate) enum Received {
-    Message(Completion),
+pub(crate) enum Received<O> {
+    Message(Completion, O),
     Waiting(Ticket),
     Ended(Ended),
+}
+
+/// What a reader wants to know about the sender of a message: nothing, or the sender of a datagram.
+pub(crate) trait Origin: Sized {
+    /// Takes the sender of the oldest message.
+    fn take(senders: &mut VecDeque<DatagramSender>) -> Option<Self>;
+}
+
+impl Origin for () {
+    #[inline(always)]
+    fn take(_: &mut VecDeque<DatagramSender>) -> Option<Self> {
+        Some(())
+    }
+}
+
+impl Origin for DatagramSender {
+    fn take(senders: &mut VecDeque<DatagramSender>) -> Option<Self> {
+        senders.pop_front()
+    }
 }
 
 impl<S: Sharing> State<S> {
@@ -183,20 +203,21 @@ impl<S: Sharing> State<S> {
 
     /// Takes a message. Also returns wakers to drop.
     #[inline]
-    pub(super) fn receive(
+    pub(super) fn receive<O: Origin>(
         &mut self,
         key: EndpointKey,
         ticket: Option<Ticket>,
         waker: Waker,
-    ) -> (Received, [Option<Waker>; 2]) {
+    ) -> (Received<O>, [Option<Waker>; 2]) {
         let State { members, counts, broken, .. } = self;
         let Some(member) = find(members, key) else {
             return (Received::Ended(Ended::of_removed(broken)), [Some(waker), None]);
         };
-        let received = match (member.inbox.pop_front(), &member.ended) {
-            (Some(message), _) => {
+        let oldest = member.inbox.pop_front().and_then(|message| Some((message, O::take(&mut member.senders)?)));
+        let received = match (oldest, &member.ended) {
+            (Some((message, origin)), _) => {
                 member.kept += 1;
-                Received::Message(message)
+                Received::Message(message, origin)
             }
             (None, Some(ended)) => Received::Ended(ended.clone()),
             (None, None) => {
@@ -221,7 +242,7 @@ impl<S: Sharing> State<S> {
     pub(super) fn sweep(&mut self, effects: &mut Effects) -> usize {
         let State { set, members, slots, counts, .. } = self;
         let mut delivery = Delivery { members, slots, counts, effects };
-        match set.poll_each(BATCH, |key, completion| delivery.deliver(key, completion)) {
+        match set.poll_each_from(BATCH, |key, completion, sender| delivery.deliver(key, completion, sender)) {
             Ok(swept) => swept,
             Err(error) => self.poll_failed(error, effects),
         }
@@ -301,7 +322,7 @@ struct Delivery<'a, S: Sharing> {
 
 impl<S: Sharing> Delivery<'_, S> {
     #[inline(always)]
-    fn deliver(&mut self, key: EndpointKey, completion: Completion) {
+    fn deliver(&mut self, key: EndpointKey, completion: Completion, sender: Option<DatagramSender>) {
         let Some(member) = find(self.members, key) else {
             self.effects.drop_completion(completion);
             return;
@@ -312,6 +333,8 @@ impl<S: Sharing> Delivery<'_, S> {
         if completion.id.is_receive() {
             self.counts.received += 1;
             member.inbox.push_back(completion);
+            // Known at compile time for connections, except on the slow path.
+            member.senders.extend(sender);
             if let Some(waker) = member.readers.notify() {
                 self.effects.wake(waker);
             }

@@ -16,6 +16,7 @@ use super::side::Side;
 use super::{
     Address, CmError, ConnectParameters, Connector, EventChannel, EventKind, Parameters, PortSpace, PrivateData,
 };
+use crate::endpoint::DatagramIdentity;
 use crate::{DatagramEndpoint, Endpoint, EndpointBuilder, Error, Peer, ProtectionDomain, QueuePairState, Result};
 
 /// The queue key of services that are found by address: `RDMA_UDP_QKEY`.
@@ -124,7 +125,7 @@ impl DatagramRoute {
     /// [`CmError::Connect`], with [`Cause::Refused`] when no service listens or the request was rejected;
     /// [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that does not match the route;
     /// [`CmError::PrivateData`].
-    pub fn find(self, endpoint: &DatagramEndpoint, private_data: &[u8]) -> Result<DatagramService> {
+    pub fn find(self, endpoint: impl Into<DatagramIdentity>, private_data: &[u8]) -> Result<DatagramService> {
         self.start_find(endpoint, private_data)?.wait()
     }
 
@@ -135,11 +136,12 @@ impl DatagramRoute {
     /// [`DatagramRoute::find`]; [`CmError::Connect`] if the request cannot be sent.
     pub fn start_find(
         mut self,
-        endpoint: &DatagramEndpoint,
+        endpoint: impl Into<DatagramIdentity>,
         private_data: &[u8],
     ) -> Result<Handshake<DatagramService>> {
-        self.side.require_datagrams(Step::FindService, endpoint)?;
-        let parameters = ConnectParameters::new(endpoint.queue_pair().number()).private_data(private_data)?;
+        let endpoint = endpoint.into();
+        self.side.require_datagrams(Step::FindService, &endpoint)?;
+        let parameters = ConnectParameters::new(endpoint.qp_num()).private_data(private_data)?;
         self.side.id.connect(&parameters).map_err(|error| self.side.call_failed(Step::FindService, error))?;
         Ok(Handshake::waiting(endpoint.pd().clone(), self.side, Step::FindService, self.timeout))
     }
@@ -155,7 +157,7 @@ impl Outcome for DatagramService {
         let Handshake { state: pd, side, .. } = &handshake;
         match arrival.event(side, Step::FindService)? {
             EventKind::Established(Parameters::Datagrams(found)) => {
-                let peer = Peer::new(pd.address_handle(&found.address)?, found.qp_num, found.qkey);
+                let peer = Peer::new(pd, &found.address, found.qp_num, found.qkey)?;
                 Ok(Progress::Ready(DatagramService { peer, private_data: found.private_data }))
             }
             other => Err(side.error(Step::FindService, Cause::of(&other))),
@@ -235,6 +237,18 @@ impl DatagramListener {
     #[must_use]
     pub fn local_address(&self) -> Address {
         self.0.local
+    }
+
+    /// The listener's domain of the device that has its address, and the port. `None` if it listens at all addresses.
+    ///
+    /// # Errors
+    /// Errors of opening the device, for the first call.
+    pub fn device(&self) -> Result<Option<(ProtectionDomain, u8)>> {
+        let id = self.0.id();
+        if id.device_name().is_none() {
+            return Ok(None);
+        }
+        Ok(Some((self.0.devices.domain_of(id)?, id.port().unwrap_or(1))))
     }
 
     /// The channel that becomes readable when there is a request, for `epoll(7)` and async runtimes.
@@ -321,9 +335,10 @@ impl DatagramRequest {
     /// # Errors
     /// [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that does not match the request;
     /// [`CmError::PrivateData`]; [`CmError::Connect`]. The request is then rejected.
-    pub fn accept(mut self, endpoint: &DatagramEndpoint, private_data: &[u8]) -> Result<()> {
-        self.side.require_datagrams(Step::Accept, endpoint)?;
-        let parameters = ConnectParameters::new(endpoint.queue_pair().number()).private_data(private_data)?;
+    pub fn accept(mut self, endpoint: impl Into<DatagramIdentity>, private_data: &[u8]) -> Result<()> {
+        let endpoint = endpoint.into();
+        self.side.require_datagrams(Step::Accept, &endpoint)?;
+        let parameters = ConnectParameters::new(endpoint.qp_num()).private_data(private_data)?;
         self.side.id.accept(&parameters).map_err(|error| self.side.call_failed(Step::Accept, error))
     }
 
@@ -345,7 +360,7 @@ impl Side {
     }
 
     /// Checks that the endpoint's device, port and queue key match the id.
-    pub(super) fn require_datagrams(&self, step: Step, endpoint: &DatagramEndpoint) -> Result<()> {
+    pub(super) fn require_datagrams(&self, step: Step, endpoint: &DatagramIdentity) -> Result<()> {
         require_device(&self.id, endpoint.pd())?;
         let found = self.attributes(step, QueuePairState::INIT)?;
         let (port, own) = (self.port(), endpoint.port());

@@ -7,6 +7,7 @@ use super::handshake::{Arrival, Handshake, Outcome, Progress};
 use super::resolve::{Resolve, Resolved};
 use super::side::Side;
 use super::{Address, CmError, Connector, EventChannel, EventKind, PortSpace};
+use crate::endpoint::DatagramIdentity;
 use crate::{DatagramEndpoint, EndpointBuilder, Error, Gid, Peer, ProtectionDomain, Result};
 
 impl Connector {
@@ -112,55 +113,107 @@ impl GroupRoute {
     /// [`CmError::Connect`] for an IPv6 group over RoCE v2; [`CmError::OtherDevice`] for a builder of another device; the
     /// errors of [`EndpointBuilder::build_datagrams`].
     pub fn start_join(self, builder: EndpointBuilder<'_>) -> Result<Handshake<GroupMember>> {
+        let endpoint = self.side.datagrams(Step::JoinGroup, builder)?;
+        let (side, joining, timeout) = self.start(endpoint.identity())?;
+        Ok(Handshake::waiting(JoinWith { endpoint, joining }, side, Step::JoinGroup, timeout))
+    }
+
+    /// Joins the group for an endpoint that exists already, and may be a member of several groups.
+    ///
+    /// Then attach the endpoint to [`GroupMembership::gid`] and [`GroupMembership::lid`]. Before the membership is dropped, detach
+    /// it.
+    ///
+    /// # Errors
+    /// Errors of [`GroupRoute::join`]; [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that does not match
+    /// the route.
+    pub fn start_membership(self, endpoint: impl Into<DatagramIdentity>) -> Result<Handshake<GroupMembership>> {
+        let endpoint = endpoint.into();
+        self.side.require_datagrams(Step::JoinGroup, &endpoint)?;
+        let (side, joining, timeout) = self.start(endpoint)?;
+        Ok(Handshake::waiting(joining, side, Step::JoinGroup, timeout))
+    }
+
+    fn start(self, endpoint: DatagramIdentity) -> Result<(Side, Join, Duration)> {
         let GroupRoute { mut side, group, timeout, is_sender, .. } = self;
-        let endpoint = side.datagrams(Step::JoinGroup, builder)?;
         let started = match is_sender {
             true => side.id.join_multicast_send_only(group),
             false => side.id.join_multicast(group),
         };
         started.map_err(|error| side.call_failed(Step::JoinGroup, error))?;
-        Ok(Handshake::waiting(Join { endpoint, group, is_sender }, side, Step::JoinGroup, timeout))
+        Ok((side, Join { endpoint, group, is_sender }, timeout))
     }
 }
 
 /// The state of a handshake that joins a group.
 #[derive(Debug)]
 pub struct Join {
-    endpoint: DatagramEndpoint,
+    endpoint: DatagramIdentity,
     group: Address,
     is_sender: bool,
+}
+
+impl Join {
+    fn joined(&self, side: &Side, arrival: Arrival) -> Result<(Peer, Place)> {
+        let joined = match arrival.event(side, Step::JoinGroup)? {
+            EventKind::MulticastJoined(joined) => joined,
+            other => return Err(side.error(Step::JoinGroup, Cause::of(&other))),
+        };
+        if joined.qkey != self.endpoint.qkey() {
+            return Err(CmError::OtherQueueKey { qkey: joined.qkey, endpoint: self.endpoint.qkey() }.into());
+        }
+        let peer = self.endpoint.peer_at(&joined.address, joined.qp_num)?;
+        let gid = joined.address.route.map(|route| route.dgid).unwrap_or_default();
+        Ok((peer, Place { gid, lid: joined.address.dlid }))
+    }
+}
+
+/// The address of a group.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    gid: Gid,
+    lid: u16,
+}
+
+/// The state of a handshake that joins a group with a new endpoint.
+#[derive(Debug)]
+pub struct JoinWith {
+    endpoint: DatagramEndpoint,
+    joining: Join,
 }
 
 impl Outcome for GroupMember {
     type Error = Error;
     type Context = ();
-    type State = Join;
+    type State = JoinWith;
 
     fn handle(mut handshake: Handshake<Self>, arrival: Arrival, (): &mut ()) -> Result<Progress<Self>> {
-        let Handshake { state: Join { endpoint, is_sender, .. }, side, .. } = &mut handshake;
-        let joined = match arrival.event(side, Step::JoinGroup)? {
-            EventKind::MulticastJoined(joined) => joined,
-            other => return Err(side.error(Step::JoinGroup, Cause::of(&other))),
-        };
-        if joined.qkey != endpoint.qkey() {
-            return Err(CmError::OtherQueueKey { qkey: joined.qkey, endpoint: endpoint.qkey() }.into());
+        let Handshake { state: JoinWith { endpoint, joining }, side, .. } = &mut handshake;
+        let (peer, place) = joining.joined(side, arrival)?;
+        if !joining.is_sender {
+            endpoint.attach_mcast(place.gid, place.lid)?;
         }
-        let peer = endpoint.peer_at(&joined.address, joined.qp_num)?;
-        let gid = joined.address.route.map(|route| route.dgid).unwrap_or_default();
-        let lid = joined.address.dlid;
-        if !*is_sender {
-            endpoint.attach_mcast(gid, lid)?;
-        }
-        let Handshake { state: Join { endpoint, group, is_sender }, side, .. } = handshake;
-        let membership = Membership { side, group, gid, lid, is_attached: !is_sender, is_lost: false };
+        let Handshake { state: JoinWith { endpoint, joining: Join { group, is_sender, .. } }, side, .. } = handshake;
+        let membership = Membership { side, group, place, is_sender, is_lost: false };
         Ok(Progress::Ready(GroupMember { endpoint, peer, membership }))
+    }
+}
+
+impl Outcome for GroupMembership {
+    type Error = Error;
+    type Context = ();
+    type State = Join;
+
+    fn handle(handshake: Handshake<Self>, arrival: Arrival, (): &mut ()) -> Result<Progress<Self>> {
+        let (peer, place) = handshake.state.joined(&handshake.side, arrival)?;
+        let Handshake { state: Join { group, is_sender, .. }, side, .. } = handshake;
+        let membership = Membership { side, group, place, is_sender, is_lost: false };
+        Ok(Progress::Ready(GroupMembership { peer, membership }))
     }
 }
 
 /// A member of a multicast group. Made by [`GroupRoute::join`].
 ///
-/// Dropping it leaves the group. To join several groups with one endpoint, use
-/// [`Id::join_multicast`](super::Id::join_multicast) and [`DatagramEndpoint::attach_mcast`].
+/// Dropping it leaves the group. To join several groups with one endpoint, use [`GroupRoute::start_membership`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct GroupMember {
@@ -176,10 +229,63 @@ pub struct GroupMember {
 struct Membership {
     side: Side,
     group: Address,
-    gid: Gid,
-    lid: u16,
-    is_attached: bool,
+    place: Place,
+    is_sender: bool,
     is_lost: bool,
+}
+
+impl Membership {
+    fn is_member(&mut self) -> Result<bool> {
+        while let Some(event) = self.side.id.channel().try_event()? {
+            self.is_lost |= matches!(event.kind, EventKind::MulticastError(_) | EventKind::DeviceRemoval);
+        }
+        Ok(!self.is_lost)
+    }
+}
+
+/// The membership in a multicast group of an endpoint that is used elsewhere. Made by [`GroupRoute::start_membership`].
+///
+/// Dropping it leaves the group.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct GroupMembership {
+    /// The peer that stands for all members.
+    pub peer: Peer,
+    membership: Membership,
+}
+
+impl GroupMembership {
+    /// The address of the group.
+    #[must_use]
+    pub fn group(&self) -> Address {
+        self.membership.group
+    }
+
+    /// The GID of the group: [`GroupMember::gid`].
+    #[must_use]
+    pub fn gid(&self) -> Gid {
+        self.membership.place.gid
+    }
+
+    /// The LID of the group on InfiniBand.
+    #[must_use]
+    pub fn lid(&self) -> u16 {
+        self.membership.place.lid
+    }
+
+    /// The channel that becomes readable when the membership is lost: [`GroupMember::channel`].
+    #[must_use]
+    pub fn channel(&self) -> &EventChannel {
+        self.membership.side.id.channel()
+    }
+
+    /// Whether the membership still exists: [`GroupMember::is_member`].
+    ///
+    /// # Errors
+    /// Like [`GroupMember::is_member`].
+    pub fn is_member(&mut self) -> Result<bool> {
+        self.membership.is_member()
+    }
 }
 
 impl GroupMember {
@@ -192,7 +298,7 @@ impl GroupMember {
     /// The GID of the group, which equals [`Grh::dgid`](crate::address::Grh::dgid) in the header of its datagrams.
     #[must_use]
     pub fn gid(&self) -> Gid {
-        self.membership.gid
+        self.membership.place.gid
     }
 
     /// The local address.
@@ -214,10 +320,7 @@ impl GroupMember {
     /// # Errors
     /// [`CmError::Call`].
     pub fn is_member(&mut self) -> Result<bool> {
-        while let Some(event) = self.membership.side.id.channel().try_event()? {
-            self.membership.is_lost |= matches!(event.kind, EventKind::MulticastError(_) | EventKind::DeviceRemoval);
-        }
-        Ok(!self.membership.is_lost)
+        self.membership.is_member()
     }
 
     /// Leaves the group and returns the endpoint, which then receives only datagrams sent directly to it.
@@ -227,8 +330,8 @@ impl GroupMember {
     /// endpoint is then dropped, and the group is left nevertheless.
     pub fn leave(self) -> Result<DatagramEndpoint> {
         let GroupMember { mut endpoint, membership: mut own, .. } = self;
-        if own.is_attached {
-            endpoint.detach_mcast(own.gid, own.lid)?;
+        if !own.is_sender {
+            endpoint.detach_mcast(own.place.gid, own.place.lid)?;
         }
         own.side.id.leave_multicast(own.group)?;
         Ok(endpoint)

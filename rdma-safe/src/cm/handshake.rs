@@ -24,6 +24,7 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 /// | [`DatagramRoute::start_find`] | [`DatagramService`] |
 /// | [`Connector::start_resolve_group`] | [`GroupRoute`] |
 /// | [`GroupRoute::start_join`] | [`GroupMember`] |
+/// | [`GroupRoute::start_membership`] | [`GroupMembership`] |
 ///
 /// Call [`advance`](Handshake::advance) once, then whenever the descriptor ([`AsFd`]) is readable, and at the
 /// [`deadline`](Handshake::deadline). It takes the handshake and returns it, or its result, as [`Progress`]. A call without
@@ -180,8 +181,10 @@ use crate::{EndpointSet, Errno, Error, Result, readiness};
 /// [`DatagramService`]: super::DatagramService
 /// [`Disconnected`]: super::Disconnected
 /// [`GroupMember`]: super::GroupMember
+/// [`GroupMembership`]: super::GroupMembership
 /// [`GroupRoute`]: super::GroupRoute
 /// [`GroupRoute::start_join`]: super::GroupRoute::start_join
+/// [`GroupRoute::start_membership`]: super::GroupRoute::start_membership
 /// [`PreparedRequest::start_accept`]: super::PreparedRequest::start_accept
 /// [`PreparedRoute::connect`]: super::PreparedRoute::connect
 /// [`PreparedRoute::start_connect`]: super::PreparedRoute::start_connect

@@ -191,6 +191,10 @@ impl ListeningId {
         Ok(ListeningId { id, local, devices: Devices::default(), removed: false })
     }
 
+    pub(super) fn id(&self) -> &Id {
+        &self.id
+    }
+
     pub(super) fn channel(&self) -> &EventChannel {
         self.id.channel()
     }

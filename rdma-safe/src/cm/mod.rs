@@ -136,7 +136,7 @@ pub use connector::{Connector, PreparedRoute, Route};
 pub use datagram::{DATAGRAM_QKEY, DatagramListener, DatagramRequest, DatagramRoute, DatagramService};
 pub use error::CmError;
 pub use event::{Event, EventKind, RejectReason, ServiceStatus};
-pub use group::{GroupMember, GroupRoute};
+pub use group::{GroupMember, GroupMembership, GroupRoute};
 pub use handshake::{Handshake, Outcome, Progress};
 pub use id::{Id, PortSpace};
 pub use listener::{Listener, PreparedRequest, Request};

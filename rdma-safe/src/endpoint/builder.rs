@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::datagram::{DatagramEndpoint, DatagramSlots};
+use super::datagram::{DatagramEndpoint, DatagramIdentity, DatagramSlots};
 use super::keepalive::{CM_DEFAULT, Countdown, Keepalive, KeepaliveError, LIMITS};
 use super::pending::Pending;
 use super::ring::{Kind, Ring};
@@ -23,7 +23,7 @@ use crate::{
 pub(super) const FIELDS: WcFields = WcFields::BYTE_LEN.union(WcFields::IMM);
 
 /// Fields of completions that identify the sender of a datagram.
-const SENDER_FIELDS: WcFields =
+pub(super) const SENDER_FIELDS: WcFields =
     WcFields::SRC_QP.union(WcFields::SLID).union(WcFields::SL).union(WcFields::DLID_PATH_BITS);
 
 /// Builds an endpoint. Made by [`Endpoint::builder`].
@@ -356,7 +356,7 @@ impl<'a> EndpointBuilder<'a> {
     /// [`Error::ForeignContext`] when the set belongs to another context; the errors of [`EndpointBuilder::build`].
     pub fn build_in(self, set: &mut EndpointSet) -> Result<EndpointKey> {
         self.require_connection("EndpointBuilder::build_in")?;
-        set.insert(self)
+        set.insert(self, None)
     }
 
     fn require_connection(&self, operation: &'static str) -> Result<()> {
@@ -376,7 +376,25 @@ impl<'a> EndpointBuilder<'a> {
     /// # Errors
     /// [`Error::WrongType`] with a receive pool, pending sends or a keepalive, which are for connections; the errors of
     /// [`EndpointBuilder::build`], and of [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
-    pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
+    pub fn build_datagrams(self, qkey: u32) -> Result<DatagramEndpoint> {
+        let builder = self.for_datagrams()?;
+        let port = builder.init.port_number();
+        Ok(DatagramEndpoint::new(builder.create(Some(qkey))?, port, qkey))
+    }
+
+    /// Creates a queue pair for datagrams in `set`, ready to send and receive.
+    ///
+    /// The set lends it: [`EndpointMut::send_to`](crate::endpoint::EndpointMut::send_to) posts datagrams, and
+    /// [`EndpointSet::poll_each_from`] returns their senders.
+    ///
+    /// # Errors
+    /// Like [`EndpointBuilder::build_datagrams`] and [`EndpointBuilder::build_in`].
+    pub fn build_datagrams_in(self, set: &mut EndpointSet, qkey: u32) -> Result<EndpointKey> {
+        set.insert(self.for_datagrams()?, Some(qkey))
+    }
+
+    /// Sets the type, and checks that there are no options for connections.
+    fn for_datagrams(mut self) -> Result<Self> {
         self.qp_type = QueuePairType::UD;
         if self.pool.is_some() {
             let advice = "a datagram endpoint posts its own receives; leave EndpointBuilder::receive_pool unset";
@@ -394,8 +412,7 @@ impl<'a> EndpointBuilder<'a> {
                 advice,
             });
         }
-        let port = self.init.port_number();
-        Ok(DatagramEndpoint::new(self.create(Some(qkey))?, port, qkey))
+        Ok(self)
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -490,9 +507,9 @@ impl<'a> EndpointBuilder<'a> {
     }
 
     /// Creates an endpoint of the set that `cq` belongs to.
-    pub(super) fn create_for(self, cq: &CompletionQueue) -> Result<Poster> {
+    pub(super) fn create_for(self, cq: &CompletionQueue, datagrams: Option<u32>) -> Result<Poster> {
         let (local, keepalive) = self.resolve()?;
-        self.create_poster(cq, local, keepalive, None)
+        self.create_poster(cq, local, keepalive, datagrams)
     }
 
     fn create_poster(
@@ -526,7 +543,10 @@ impl<'a> EndpointBuilder<'a> {
         // After the queue pair, because its creation has checked that the device supports these depths.
         let slots = match datagrams {
             None => None,
-            Some(_) => Some(Box::new(DatagramSlots::new(self.pd, self.send_depth, self.recv_depth)?)),
+            Some(qkey) => {
+                let identity = DatagramIdentity::new(self.pd, self.init.port_number(), qp.number(), qkey, Some(local));
+                Some(Box::new(DatagramSlots::new(identity, self.send_depth, self.recv_depth)?))
+            }
         };
         let address = match datagrams {
             None => qp.init_as(local, &init)?,

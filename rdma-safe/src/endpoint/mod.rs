@@ -47,7 +47,7 @@ pub use builder::EndpointBuilder;
 use completion::RECEIVE;
 
 pub use completion::{BatchError, Completion, FailedWork, Operation, Rejected, WorkId};
-pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, DatagramSender, Peer};
+pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, DatagramIdentity, DatagramSender, Peer};
 pub use keepalive::{ConnectionLost, KeepaliveError};
 pub use pool::ReceivePool;
 pub(crate) use set::Provisional;

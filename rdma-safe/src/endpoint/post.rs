@@ -4,7 +4,7 @@ use super::gates::Gates;
 use super::pending::WorkParts;
 use super::ring::Kind;
 use super::work::Verb;
-use super::{Batch, Poster, Rejected, Work, WorkId};
+use super::{Batch, Peer, Poster, Rejected, Work, WorkId};
 use crate::interface::Interface;
 use crate::post::{BufferPayload, SendOps};
 use crate::{Buffer, PostError, RemoteMemory, WorkRequest};
@@ -196,6 +196,20 @@ impl<I: Interface> Poster<I> {
         // Needed even for an empty batch: some providers lock both queues while a batch is open.
         self.live.qp.abort_sends();
         self.live.sends.roll_back();
+    }
+
+    /// Posts a datagram.
+    #[inline]
+    pub(super) fn post_to(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
+        let mut batch = match self.batch() {
+            Ok(batch) => batch,
+            Err(error) => return Err(work.reject(error)),
+        };
+        let id = batch.add_datagram(work, peer)?;
+        match batch.post() {
+            Ok(()) => Ok(id),
+            Err(unposted) => Err(unposted.single()),
+        }
     }
 
     #[inline]

@@ -299,7 +299,8 @@ impl Local {
         })
     }
 
-    fn route(&self, remote: &QueuePairAddress, options: &ConnectOptions) -> AddressVector {
+    /// The path from this address to `remote`.
+    pub(crate) fn route(&self, remote: &QueuePairAddress, options: &ConnectOptions) -> AddressVector {
         let mut address = AddressVector::from_lid(self.port, remote.lid);
         address.sl = options.service_level;
         // On InfiniBand, a peer in the same subnet is reached by its LID. A peer in another subnet, and any peer on
@@ -413,6 +414,11 @@ impl QueuePair {
     pub fn address_of(&self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<AddressVector> {
         let Some(local) = self.local.as_deref() else { return Err(Error::NotInitialised) };
         Ok(local.route(remote, options))
+    }
+
+    /// The local address, after `init`.
+    pub(crate) fn local(&self) -> Option<Local> {
+        self.local.as_deref().copied()
     }
 
     fn has_peer(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Endpoints for datagrams.
 
+mod identity;
 mod multicast;
 mod peer;
 mod slots;
@@ -7,6 +8,7 @@ mod slots;
 use std::ops::Deref;
 use std::time::Duration;
 
+pub use identity::DatagramIdentity;
 pub use peer::{DatagramSender, Peer};
 pub(super) use slots::DatagramSlots;
 
@@ -92,6 +94,13 @@ impl DatagramEndpoint {
         self.endpoint.address()
     }
 
+    /// What the connection manager needs to know of this endpoint.
+    #[must_use]
+    pub fn identity(&self) -> DatagramIdentity {
+        let qp = self.queue_pair();
+        DatagramIdentity::new(self.pd(), self.port, qp.number(), self.qkey, qp.local())
+    }
+
     /// Queue key. Received datagrams with another key are dropped.
     #[must_use]
     pub fn qkey(&self) -> u32 {
@@ -133,10 +142,12 @@ impl DatagramEndpoint {
     /// # Errors
     /// The errors of [`ProtectionDomain::address_handle`].
     pub fn peer_at(&self, address: &AddressVector, qp_num: u32) -> Result<Peer> {
-        Ok(Peer::new(self.pd().address_handle(address)?, qp_num, self.qkey))
+        self.identity().peer_at(address, qp_num)
     }
 
     /// The sender of a datagram as a peer, to reply to it: `ibv_init_ah_from_wc(3)`.
+    ///
+    /// The path to the sender of a multicast starts at the GID of this endpoint, since the C function does not support multicasts.
     ///
     /// This creates an address handle, which costs a system call on most devices. Cache the peer to reply more than
     /// once ([`DatagramSender`] is `Eq` and `Hash`).
@@ -145,8 +156,7 @@ impl DatagramEndpoint {
     /// The errors of [`Context::sender_address`](crate::Context::sender_address) and
     /// [`ProtectionDomain::address_handle`].
     pub fn peer_of(&self, sender: &DatagramSender) -> Result<Peer> {
-        let address = self.pd().context().address_of_arrival(self.port, &sender.route, sender.grh())?;
-        self.peer_at(&address, sender.qp_num())
+        self.identity().peer_of(sender)
     }
 
     /// Posts a receive: a datagram goes into `buffer`, up to its capacity.
@@ -195,15 +205,7 @@ impl DatagramEndpoint {
     /// Like [`DatagramEndpoint::send`]; [`PostError::NotEnabled`] for work that is not a send.
     #[inline]
     pub fn post(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
-        let mut batch = match self.batch() {
-            Ok(batch) => batch,
-            Err(error) => return Err(work.reject(error)),
-        };
-        let id = batch.add(work, peer)?;
-        match batch.post() {
-            Ok(()) => Ok(id),
-            Err(unposted) => Err(unposted.single()),
-        }
+        self.endpoint.poster.post_to(work, peer)
     }
 
     /// Begins a batch of sends to any peers, posted with one doorbell.
@@ -237,9 +239,8 @@ impl DatagramEndpoint {
 
     #[inline]
     fn complete(&self, work: Completion) -> DatagramCompletion {
-        let is_arrival = work.id.is_receive() && work.status == crate::WcStatus::SUCCESS;
-        let slots = self.endpoint.poster.live.datagrams.as_deref().filter(|_| is_arrival);
-        let sender = slots.and_then(|slots| slots.sender(work.id.0));
+        let slots = self.endpoint.poster.live.datagrams.as_deref();
+        let sender = slots.and_then(|slots| slots.sender_of(&work));
         DatagramCompletion { work, sender }
     }
 

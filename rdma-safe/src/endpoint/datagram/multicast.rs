@@ -1,6 +1,7 @@
 //! Multicast groups of datagram endpoints.
 
 use super::{DatagramEndpoint, Peer};
+use crate::endpoint::EndpointMut;
 use crate::{Error, Gid, QueuePairAddress, Result};
 
 /// Destination queue pair number of multicast datagrams.
@@ -69,5 +70,25 @@ impl DatagramEndpoint {
             return Err(Error::NotMulticast { gid: group });
         }
         self.peer(&QueuePairAddress { qp_num: EVERY_MEMBER, gid: group, lid, ..self.address() })
+    }
+}
+
+impl EndpointMut<'_> {
+    /// Joins a multicast group: [`DatagramEndpoint::attach_mcast`].
+    ///
+    /// # Errors
+    /// Like [`DatagramEndpoint::attach_mcast`]; [`Error::WrongType`] for a connection.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_mcast(&mut self, group: Gid, lid: u16) -> Result<()> {
+        self.poster.live.qp.attach_mcast(group, lid)
+    }
+
+    /// Leaves a multicast group: [`DatagramEndpoint::detach_mcast`].
+    ///
+    /// # Errors
+    /// Like [`DatagramEndpoint::detach_mcast`]; [`Error::WrongType`] for a connection.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach_mcast(&mut self, group: Gid, lid: u16) -> Result<()> {
+        self.poster.live.qp.detach_mcast(group, lid)
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::address::{Arrival, Grh};
-use crate::{AddressHandle, Gid, ProtectionDomain, UdTarget, WcFlags};
+use crate::address::{AddressVector, Arrival, Grh};
+use crate::{AddressHandle, Gid, ProtectionDomain, Result, UdTarget, WcFlags};
 
 /// A destination of datagrams: the address of a port, and a queue pair there.
 ///
@@ -17,11 +17,26 @@ pub struct Peer {
     handle: Arc<AddressHandle>,
     qp_num: u32,
     qkey: u32,
+    gid: Option<Gid>,
+    lid: u16,
 }
 
 impl Peer {
-    pub(crate) fn new(handle: AddressHandle, qp_num: u32, qkey: u32) -> Self {
-        Peer { handle: Arc::new(handle), qp_num, qkey }
+    pub(crate) fn new(pd: &ProtectionDomain, address: &AddressVector, qp_num: u32, qkey: u32) -> Result<Self> {
+        let handle = Arc::new(pd.address_handle(address)?);
+        Ok(Peer { handle, qp_num, qkey, gid: address.route.map(|route| route.dgid), lid: address.dlid })
+    }
+
+    /// GID of the peer's port, if the path has a global route; always present on RoCE.
+    #[must_use]
+    pub fn gid(&self) -> Option<Gid> {
+        self.gid
+    }
+
+    /// LID of the peer's port; meaningless on RoCE.
+    #[must_use]
+    pub fn lid(&self) -> u16 {
+        self.lid
     }
 
     /// Number of the peer's queue pair.

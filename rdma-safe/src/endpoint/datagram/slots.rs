@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
+use super::identity::DatagramIdentity;
 use super::peer::DatagramSender;
 use crate::address::Arrival;
 use crate::address::Grh;
-use crate::endpoint::completion::RECEIVE;
+use crate::endpoint::completion::{Completion, RECEIVE};
 use crate::endpoint::ring::slot_count;
-use crate::{AddressHandle, Buffer, ProtectionDomain, Result, Sge, WorkCompletion};
+use crate::{AddressHandle, Buffer, Result, Sge, WcStatus, WorkCompletion};
 
 /// State of datagrams in flight, for each slot of the two rings.
 pub(in crate::endpoint) struct DatagramSlots {
+    pub(super) identity: DatagramIdentity,
     /// [`Grh::LEN`] bytes for each receive.
     ///
     /// The device writes the headers of posted receives, so this buffer must not be read as a whole.
@@ -22,10 +24,11 @@ pub(in crate::endpoint) struct DatagramSlots {
 }
 
 impl DatagramSlots {
-    pub(in crate::endpoint) fn new(pd: &ProtectionDomain, sends: u32, receives: u32) -> Result<Self> {
+    pub(in crate::endpoint) fn new(identity: DatagramIdentity, sends: u32, receives: u32) -> Result<Self> {
         let [sends, receives] = [sends, receives].map(slot_count);
         Ok(DatagramSlots {
-            headers: pd.allocate(receives * Grh::LEN)?,
+            headers: identity.pd().allocate(receives * Grh::LEN)?,
+            identity,
             senders: vec![None; receives].into(),
             handles: vec![None; sends].into(),
         })
@@ -49,8 +52,14 @@ impl DatagramSlots {
         }
     }
 
+    /// The sender of a datagram that was just taken: its receive is not posted again yet. `None` for any other completion.
+    pub(in crate::endpoint) fn sender_of(&self, taken: &Completion) -> Option<DatagramSender> {
+        let is_arrival = taken.id.is_receive() && taken.status == WcStatus::SUCCESS;
+        if is_arrival { self.sender(taken.id.0) } else { None }
+    }
+
     /// The sender of the receive with this number, which must have completed and not be posted again.
-    pub(super) fn sender(&self, receive: u64) -> Option<DatagramSender> {
+    fn sender(&self, receive: u64) -> Option<DatagramSender> {
         let slot_index = slot_index(receive, self.senders.len());
         let (qp_num, arrival) = (*self.senders.get(slot_index)?)?;
         // SAFETY: `headers` has initialised bytes for each slot, and the slot is in range. The device writes only the

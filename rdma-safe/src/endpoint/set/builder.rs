@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::room::with_probes;
 use super::{EndpointSet, Members, Room, Schedule};
-use crate::endpoint::builder::FIELDS;
+use crate::endpoint::builder::{FIELDS, SENDER_FIELDS};
 use crate::{Context, Result, WcFields};
 
-/// Fields of completions that sets need.
-pub(super) const SET_FIELDS: WcFields = FIELDS.union(WcFields::QP_NUM);
+/// Fields of completions that sets need. All providers have those of the sender.
+pub(super) const SET_FIELDS: WcFields = FIELDS.union(WcFields::QP_NUM).union(SENDER_FIELDS);
 
 /// Builds a set of endpoints. Made by [`EndpointSet::builder`].
 #[derive(Clone, Debug)]

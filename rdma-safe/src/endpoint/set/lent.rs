@@ -4,14 +4,15 @@ use std::fmt;
 use std::time::Duration;
 
 use super::super::post::Transfer;
-use super::super::{Batch, FailedWork, Poster, Rejected, Work, WorkId};
+use super::super::{Batch, FailedWork, Peer, Poster, Rejected, Work, WorkId};
 use crate::explain::Explanation;
 use crate::qp::QueuePairAttributes;
 use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
 
 /// An endpoint of an [`EndpointSet`](crate::EndpointSet), lent for connecting and posting.
 ///
-/// It has the methods of an [`Endpoint`](crate::Endpoint) except polling, which the set does.
+/// It has the methods of an [`Endpoint`](crate::Endpoint) except polling, which the set does. An endpoint for datagrams has
+/// [`send_to`](Self::send_to) instead of `send`.
 pub struct EndpointMut<'s> {
     pub(in crate::endpoint) poster: &'s mut Poster,
 }
@@ -116,6 +117,24 @@ impl EndpointMut<'_> {
     #[inline(always)]
     pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
         self.poster.post_buffer(Transfer::Read(remote), buffer)
+    }
+
+    /// Sends the bytes of `buffer` as a datagram: [`DatagramEndpoint::send`](crate::DatagramEndpoint::send).
+    ///
+    /// # Errors
+    /// Those of [`DatagramEndpoint::send`](crate::DatagramEndpoint::send); [`PostError::NotDatagram`] for a connection.
+    #[inline]
+    pub fn send_to(&mut self, buffer: Buffer, peer: &Peer) -> Result<WorkId, Rejected> {
+        self.post_to(Work::send(buffer), peer)
+    }
+
+    /// Posts a send of a datagram: [`DatagramEndpoint::post`](crate::DatagramEndpoint::post).
+    ///
+    /// # Errors
+    /// Those of [`DatagramEndpoint::post`](crate::DatagramEndpoint::post); [`PostError::NotDatagram`] for a connection.
+    #[inline]
+    pub fn post_to(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
+        self.poster.post_to(work, peer)
     }
 
     /// Begins a batch of work to be posted with one doorbell: [`Endpoint::batch`](crate::Endpoint::batch).

@@ -7,6 +7,7 @@ use super::EndpointKey;
 use super::backlog::{Backlog, Backlogs};
 use super::qp_numbers::{Owner, QpNumbers};
 use crate::endpoint::completion::{Completion, Operation};
+use crate::endpoint::datagram::DatagramSender;
 use crate::endpoint::keepalive::{Check, Keepalive};
 use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
 use crate::endpoint::poll_each::take_plain;
@@ -96,6 +97,12 @@ impl Members {
     pub(super) fn find(&mut self, key: EndpointKey) -> Option<&mut Poster> {
         let slot = self.slots.get_mut(key.index as usize)?;
         if slot.id == key.id { slot.poster.as_deref_mut() } else { None }
+    }
+
+    /// The sender of a datagram that was just handed out.
+    pub(super) fn sender(&self, key: EndpointKey, received: &Completion) -> Option<DatagramSender> {
+        let poster = self.slots.get(key.index as usize)?.poster.as_deref()?;
+        poster.live.datagrams.as_deref()?.sender_of(received)
     }
 
     /// Whether endpoints take turns. If so, all completions in the queue are recorded before one is handed out.

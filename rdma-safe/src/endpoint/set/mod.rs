@@ -156,14 +156,14 @@ impl EndpointSet {
         EndpointSetBuilder::new(context, completions)
     }
 
-    /// Builds an endpoint in the set. Its type must already be checked.
-    pub(super) fn insert(&mut self, builder: EndpointBuilder<'_>) -> Result<EndpointKey> {
+    /// Builds an endpoint in the set, for datagrams if there is a queue key. Its type must already be checked.
+    pub(super) fn insert(&mut self, builder: EndpointBuilder<'_>, datagrams: Option<u32>) -> Result<EndpointKey> {
         self.settle_provisional();
         self.cq.context().require_same(builder.context(), "protection domain")?;
         let keepalive = builder.keepalive_limit()?;
         let demand = self.room.check(&builder, keepalive.is_some())?;
         self.end_forgotten_batch();
-        let poster = builder.timestamps(self.timestamps).create_for(&self.cq)?;
+        let poster = builder.timestamps(self.timestamps).create_for(&self.cq, datagrams)?;
         let checks = poster.live.keepalive.as_ref().map(|keepalive| (keepalive.within(), keepalive.interval()));
         if self.members.was_removed(poster.live.qp.number()) {
             // A destroyed queue pair had the same number. Its completions must not be mistaken for work of the new

@@ -7,6 +7,7 @@ use super::{EndpointKey, EndpointSet};
 use crate::cq::OpenPoll;
 use crate::endpoint::Armed;
 use crate::endpoint::completion::Completion;
+use crate::endpoint::datagram::DatagramSender;
 use crate::endpoint::keepalive::Check;
 use crate::endpoint::poll::CurrentCompletion;
 use crate::endpoint::wait::{self, Waitable};
@@ -61,6 +62,19 @@ impl EndpointSet {
     /// Like [`EndpointSet::poll`]. The pieces before the error have been passed to `f`.
     #[inline(always)]
     pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(EndpointKey, Completion)) -> Result<usize, PollError> {
+        self.poll_each_from(max, |key, completion, _| f(key, completion))
+    }
+
+    /// Like [`EndpointSet::poll_each`], with the sender of each received datagram.
+    ///
+    /// # Errors
+    /// Like [`EndpointSet::poll_each`].
+    #[inline(always)]
+    pub fn poll_each_from(
+        &mut self,
+        max: usize,
+        mut f: impl FnMut(EndpointKey, Completion, Option<DatagramSender>),
+    ) -> Result<usize, PollError> {
         self.settle_provisional();
         self.end_forgotten_batch();
         let checks = self.schedule.count();
@@ -75,39 +89,35 @@ impl EndpointSet {
             open = Some(SetCompletion(started));
         }
         let mut taken = 0;
-        // One call of `f`, so that the compiler inlines it.
         while taken < max {
-            let found = match &open {
-                Some(current) => match self.members.take_plain(&current.completion()) {
-                    Some(found) => found,
-                    None => {
-                        let recorded = self.members.record(current.completion());
-                        open = None;
-                        recorded?;
-                        continue;
-                    }
-                },
-                None => match self.poll_rest()? {
-                    Some(found) => found,
-                    None => break,
-                },
+            let Some(current) = &mut open else {
+                let Some((key, completion, sender)) = self.poll_rest()? else { break };
+                f(key, completion, sender);
+                taken += 1;
+                continue;
             };
-            f(found.0, found.1);
+            let Some((key, completion)) = self.members.take_plain(&current.completion()) else {
+                let recorded = self.members.record(current.completion());
+                open = None;
+                recorded?;
+                continue;
+            };
+            f(key, completion, None);
             taken += 1;
-            if let Some(current) = &mut open {
-                if taken == max || !current.0.next()? {
-                    break;
-                }
+            if taken == max || !current.0.next()? {
+                break;
             }
         }
         Ok(taken)
     }
 
-    /// A further completion of [`EndpointSet::poll_each`], out of line.
+    /// A further completion of [`EndpointSet::poll_each_from`], out of line.
     #[cold]
     #[inline(never)]
-    fn poll_rest(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
-        self.poll()
+    fn poll_rest(&mut self) -> Result<Option<(EndpointKey, Completion, Option<DatagramSender>)>, PollError> {
+        let Some((key, completion)) = self.poll()? else { return Ok(None) };
+        let sender = self.members.sender(key, &completion);
+        Ok(Some((key, completion, sender)))
     }
 
     #[cold]
