@@ -139,7 +139,12 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
             State::New(request) => queue.post(*key, request, awaited, context),
             State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, awaited, context),
             State::Refused(failed) => return Poll::Ready(Err(*failed)),
-            State::InFlight(_) | State::Finished => return Poll::Pending,
+            // It was polled before `posted` was called. Nobody takes its result now.
+            State::InFlight(slot) => {
+                queue.abandon(slot);
+                return Poll::Ready(Ok(slot));
+            }
+            State::Finished => return Poll::Pending,
         };
         match posted {
             Ok(slot) => Poll::Ready(Ok(slot)),

@@ -2,13 +2,14 @@
 
 mod support;
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use rdma_async::{Connection, Connector, Driver, Error, Listener, Local, Threads, connect};
 use rdma_safe::Access;
 use tokio::time::timeout;
 
-use support::{ask, begin, echo, pair, soft0, soon};
+use support::{ask, begin, echo, pair, soft0, soon, until};
 
 /// Two ends of a connection.
 async fn connected(connector: Connector) -> (Connection, Connection) {
@@ -159,6 +160,17 @@ async fn dropped_futures_leave_their_operations_to_the_device() {
     assert_eq!((driver.connections, driver.operations, client.pool().statistics().used()), (0, 0, 0));
     let error = client.send(client.buffer(1).await.unwrap()).await.unwrap_err();
     assert!(matches!(error.error, Error::Closed) && error.buffer.is_some());
+}
+
+#[tokio::test]
+async fn an_operation_in_flight_needs_no_more_waiting() {
+    let _watchdog = soft0();
+    let (client, server) = connected(Connector::new().unwrap()).await;
+    let mut send = Box::pin(client.send(client.buffer_of(b"sent").await.unwrap()));
+    begin(send.as_mut()).await;
+    soon(Pin::into_inner(send).posted()).await.unwrap();
+    assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"sent");
+    soon(until("its slot returns", || client.driver().statistics().operations == 0)).await;
 }
 
 #[tokio::test]
