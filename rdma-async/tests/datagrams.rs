@@ -2,13 +2,15 @@
 
 mod support;
 
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 use std::time::Duration;
 
 use rdma_async::{Datagrams, Driver, Error, Local, Peer, Sharing, Threads};
 use rdma_safe::cm::{Cause, CmError};
 use rdma_safe::{PostError, soft};
 use support::child::in_own_process;
-use support::{begin, everything_returns, soft0, soon, until};
+use support::{SOON, begin, everything_returns, soft0, soon, until};
 
 async fn bind() -> Datagrams {
     Datagrams::bind("127.0.0.1:0").await.unwrap()
@@ -78,6 +80,27 @@ fn one_thread_without_locks() {
             client.send_to(client.buffer_of(b"one").await.unwrap(), &peer).await.unwrap();
             assert_eq!(*client.receive_from().await.unwrap().0, *b"one");
         });
+    });
+}
+
+#[test]
+fn many_lookups_at_the_same_time_are_answered() {
+    let _watchdog = soft0();
+    let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
+    runner.block_on(async {
+        let builder = || Datagrams::builder().driver(&driver).timeout(SOON);
+        let server = builder().backlog(300).bind("127.0.0.1:0").await.unwrap();
+        let client = builder().bind("127.0.0.1:0").await.unwrap();
+        // The driver does not run while these tasks are polled, so most lookups arrive together.
+        let mut lookups: Vec<_> = (0..300).map(|_| Box::pin(client.peer(server.local_address()))).collect();
+        poll_fn(|context| {
+            lookups.retain_mut(|lookup| match lookup.as_mut().poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(found) => found.map(|_| false).unwrap(),
+            });
+            if lookups.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     });
 }
 

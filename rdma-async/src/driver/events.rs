@@ -53,6 +53,7 @@ struct Timers {
 pub(crate) struct Source<S: Sharing> {
     events: S::Rc<Events<S>>,
     index: u32,
+    token: u64,
     watched: Watched,
 }
 
@@ -185,9 +186,15 @@ impl<S: Sharing> Source<S> {
                 ((sources.entries.len() - 1) as u32, 0)
             }
         });
-        let source = Source { events: events.clone(), index, watched };
-        events.poller.add(source.watched.fd(), u64::from(index) | u64::from(generation) << 32)?;
+        let token = u64::from(index) | u64::from(generation) << 32;
+        let source = Source { events: events.clone(), index, token, watched };
+        events.poller.add(source.watched.fd(), token)?;
         Ok(source)
+    }
+
+    /// Reports once more if the descriptor is readable.
+    pub(crate) fn report_again(&self) {
+        self.events.poller.report_again(self.watched.fd(), self.token);
     }
 
     /// From now on, reports to a connection instead of a task.

@@ -1,12 +1,12 @@
-//! Lookups of datagram services: the driver answers those of peers, and ends those of a socket along with it.
+//! Lookups of datagram services. The driver answers the lookups of peers. When a socket ends, its own lookups end.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rdma_safe::EndpointKey;
 use rdma_safe::cm::DatagramListener;
 use rdma_safe::endpoint::DatagramIdentity;
-use rdma_safe::{EndpointKey, Result};
 
 use super::events::Source;
 use super::member::Ended;
@@ -21,33 +21,45 @@ pub(crate) struct Lookups<S: Sharing> {
     identity: DatagramIdentity,
 }
 
-/// Errors in a row after which the listener counts as broken. Those of single peers are fewer.
-const ERRORS: u32 = 256;
+/// Most lookups to answer in a row. A driver has other work, too.
+const BATCH: u32 = 64;
+
+/// The result of answering lookups.
+enum Answered {
+    /// All lookups that had arrived.
+    All,
+    /// There may be more.
+    Some,
+    /// No more lookups arrive, since the device was removed.
+    Removed(rdma_safe::Error),
+}
 
 impl<S: Sharing> Lookups<S> {
     pub(crate) fn new(listener: DatagramListener, identity: &DatagramIdentity) -> Self {
         Lookups { listener: S::cell(listener), identity: identity.clone() }
     }
 
-    /// Answers all lookups that have arrived.
-    fn answer(&self) -> Result<()> {
-        let mut errors = 0;
-        loop {
-            let answered = match S::with(&self.listener, |listener| listener.next(Duration::ZERO)) {
-                Ok(None) => return Ok(()),
+    /// Answers lookups that have arrived, at most [`BATCH`].
+    fn answer(&self) -> Answered {
+        let mut has_answered = false;
+        for _ in 0..BATCH {
+            let (next, is_removed) =
+                S::with(&self.listener, |listener| (listener.next(Duration::ZERO), listener.is_removed()));
+            let answered = match next {
+                Ok(None) => return Answered::All,
                 // A request for another device or port is rejected. Its peer learns that.
                 Ok(Some(request)) => request.accept(&self.identity, &[]),
-                Err(error) if errors == ERRORS => return Err(error),
-                Err(error) => {
-                    errors += 1;
-                    Err(error)
-                }
+                Err(error) if is_removed => return Answered::Removed(error),
+                // For example, the process has no descriptor left. The request is rejected.
+                Err(error) => Err(error),
             };
             match answered {
-                Ok(()) => errors = 0,
+                Ok(()) => has_answered = true,
                 Err(error) => trace::handshake_failed(&error),
             }
         }
+        // If none could be answered, the rest waits for the next event, instead of keeping the driver busy.
+        if has_answered { Answered::Some } else { Answered::All }
     }
 }
 
@@ -66,7 +78,15 @@ impl<S: Sharing> Queue<S> {
         });
         drop(unused);
         // Some may have arrived before the source reported to the queue.
-        self_.answer_lookups(key);
+        self_.look_again(key);
+    }
+
+    fn look_again(&self, key: EndpointKey) {
+        S::with(&self.state, |state| {
+            if let Some(source) = state.member(key).and_then(|member| member.source.as_ref()) {
+                source.report_again();
+            }
+        });
     }
 
     /// Whether the endpoint is for datagrams. If so, answers lookups, and ends it if that is no longer possible.
@@ -77,11 +97,15 @@ impl<S: Sharing> Queue<S> {
         });
         let Some((lookups, is_open)) = lookups else { return false };
         // Without the lock of the queue, since this takes system calls.
-        if let (true, Err(error)) = (is_open, lookups.answer()) {
-            let mut effects = Effects::default();
-            let ended = Ended::Failed(Arc::new(error));
-            S::with(&self.state, |state| state.end(key, &ended, &mut effects));
-            effects.run();
+        match if is_open { lookups.answer() } else { Answered::All } {
+            Answered::All => {}
+            Answered::Some => self.look_again(key),
+            Answered::Removed(error) => {
+                let mut effects = Effects::default();
+                let ended = Ended::Failed(Arc::new(error));
+                S::with(&self.state, |state| state.end(key, &ended, &mut effects));
+                effects.run();
+            }
         }
         true
     }

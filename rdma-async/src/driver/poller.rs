@@ -54,6 +54,13 @@ impl Poller {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
     }
 
+    /// Reports `fd` once more if it is readable.
+    pub(crate) fn report_again(&self, fd: BorrowedFd<'_>, token: u64) {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        // It fails only if `fd` was not added.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags);
+    }
+
     /// Stops reports about `fd`.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         // It fails only if `fd` was not added.

@@ -251,6 +251,13 @@ impl DatagramListener {
         Ok(Some((self.0.devices.domain_of(id)?, id.port().unwrap_or(1))))
     }
 
+    /// Whether the device of the listener's address was removed, as far as [`DatagramListener::next`] has noticed. Then no request
+    /// arrives any more: drop the listener.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.0.is_removed()
+    }
+
     /// The channel that becomes readable when there is a request, for `epoll(7)` and async runtimes.
     ///
     /// Then call [`DatagramListener::next`] with a timeout of zero until it returns `None`.

@@ -195,6 +195,10 @@ impl ListeningId {
         &self.id
     }
 
+    pub(super) fn is_removed(&self) -> bool {
+        self.removed
+    }
+
     pub(super) fn channel(&self) -> &EventChannel {
         self.id.channel()
     }

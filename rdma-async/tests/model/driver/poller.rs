@@ -37,6 +37,10 @@ impl Poller {
         unreachable!("there are no other descriptors")
     }
 
+    pub(crate) fn report_again(&self, _: BorrowedFd<'_>, _: u64) {
+        unreachable!("there are no other descriptors")
+    }
+
     pub(crate) fn remove(&self, _: BorrowedFd<'_>) {
         unreachable!("there are no other descriptors")
     }
