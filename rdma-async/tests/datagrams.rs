@@ -151,7 +151,13 @@ async fn a_group_reaches_its_members_until_they_leave() {
     assert_eq!(own, from);
     expect(&sender, b"answer").await;
 
+    // A group that was joined twice is left with the last membership.
+    let again = soon(members[0].join(address)).await.unwrap();
     drop(first);
+    send(&sender, b"again", &all).await;
+    expect(&members[0], b"again").await;
+    expect(&members[1], b"again").await;
+    drop(again);
     send(&sender, b"those who stay", &all).await;
     send(&sender, b"other", &others).await;
     expect(&members[1], b"those who stay").await;

@@ -11,7 +11,7 @@ use crate::{Result, Sharing, Threads};
 
 /// Membership of a socket in a multicast group. Made by [`Datagrams::join`](crate::Datagrams::join).
 ///
-/// Dropping it leaves the group. It is also a destination of [`Datagrams::send_to`](crate::Datagrams::send_to), of this socket and
+/// Dropping it leaves the group, unless the socket has joined the group again. It is also a destination of [`Datagrams::send_to`](crate::Datagrams::send_to), of this socket and
 /// of others on the same device.
 pub struct Group<S: Sharing = Threads> {
     peer: Peer,
@@ -24,10 +24,7 @@ pub struct Group<S: Sharing = Threads> {
 impl<S: Sharing> Group<S> {
     pub(super) fn attach(queue: &S::Rc<Queue<S>>, key: EndpointKey, membership: GroupMembership) -> Result<Self> {
         let (gid, lid) = (membership.gid(), membership.lid());
-        queue.with_set(|set| match set.endpoint(key) {
-            Some(mut endpoint) => endpoint.attach_mcast(gid, lid),
-            None => Err(rdma_safe::Error::NoSuchEndpoint),
-        })?;
+        queue.join_group(key, gid, lid)?;
         Ok(Group {
             peer: membership.peer.clone().into(),
             address: membership.group(),
@@ -64,8 +61,7 @@ impl<S: Sharing> Drop for Group<S> {
             return;
         }
         let (gid, lid) = S::with(&self.membership, |membership| (membership.gid(), membership.lid()));
-        // If this fails, the device is gone.
-        self.queue.with_set(|set| set.endpoint(self.key).map(|mut endpoint| endpoint.detach_mcast(gid, lid).is_ok()));
+        self.queue.leave_group(self.key, gid, lid);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rdma_safe::cm::{Handshake, Progress, SetConnection, SetDisconnected};
 use rdma_safe::endpoint::{DatagramSender, FailedWork};
-use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet};
+use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gid};
 
 use super::events::Source;
 use super::lookups::Lookups;
@@ -41,6 +41,8 @@ pub(crate) struct Member<S: Sharing> {
     pub(crate) readers: Waiters,
     /// Tasks that look up a service or join a group, and stop when the socket ends.
     pub(crate) watchers: Waiters,
+    /// Multicast groups, each as often as it was joined.
+    pub(crate) groups: Vec<(Gid, u16)>,
     /// Messages that readers have taken and not dropped yet.
     pub(crate) kept: u32,
     /// Why the connection takes no more work.
@@ -115,6 +117,7 @@ impl<S: Sharing> Member<S> {
             senders: VecDeque::new(),
             readers: Waiters::default(),
             watchers: Waiters::default(),
+            groups: Vec::new(),
             kept: 0,
             ended: None,
             drain_until: None,

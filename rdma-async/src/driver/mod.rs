@@ -1,6 +1,7 @@
 //! The driver: takes completions and events, and wakes the tasks that wait for them.
 
 pub(crate) mod events;
+mod groups;
 pub(crate) mod lookups;
 pub(crate) mod member;
 mod poller;
