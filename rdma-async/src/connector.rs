@@ -2,13 +2,13 @@
 
 use rdma_safe::{ProtectionDomain, cm};
 
-use crate::opening::{Plan, complete, post_receives};
+use crate::opening::{Plan, complete, post_receives_in};
 use crate::options::{Options, setters};
 use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads};
 
 /// Connects to addresses.
 ///
-/// Its connections share a driver. They also share a protection domain for each device, and with it memory.
+/// Its connections share a driver. All connections of a driver share a protection domain for each device, and with it memory.
 #[derive(Clone, Debug)]
 #[must_use = "a connector connects only when asked to"]
 pub struct Connector<S: Sharing = Threads> {
@@ -30,7 +30,8 @@ impl Connector {
 impl<S: Sharing> Connector<S> {
     /// A connector with this driver.
     pub fn with_driver(driver: &Driver<S>) -> Self {
-        Connector { driver: driver.clone(), connector: cm::Connector::new(), options: Options::default() }
+        let connector = cm::Connector::new().devices(&driver.shared.devices);
+        Connector { driver: driver.clone(), connector, options: Options::default() }
     }
 
     setters!(
@@ -73,13 +74,7 @@ impl<S: Sharing> Connector<S> {
         let private_data = &self.options.private_data;
         let opening = plan.start(|builder, set, receives| {
             let handshake = route.start_connect_in(builder, set, private_data)?;
-            let key = handshake.key();
-            let mut endpoint = set.endpoint(key).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
-            if let Err(error) = post_receives(&mut endpoint, receives) {
-                drop(handshake);
-                receives.extend(set.remove(key).unwrap_or_default());
-                return Err(error);
-            }
+            post_receives_in(set, handshake.key(), receives)?;
             Ok(handshake)
         });
         opening?.await

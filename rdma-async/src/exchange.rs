@@ -4,7 +4,7 @@ use std::fmt;
 
 use rdma_safe::{ProtectionDomain, QueuePairAddress};
 
-use crate::opening::{Guard, Plan, post_receives};
+use crate::opening::{Guard, Plan, post_receives_in};
 use crate::{Connection, Connector, Error, Result, Sharing};
 
 /// One end of a connection that knows its peer not yet. Made by [`Connector::prepare`].
@@ -26,16 +26,11 @@ impl<S: Sharing> Connector<S> {
     pub async fn prepare(&self, pd: &ProtectionDomain) -> Result<Unconnected<S>> {
         let options = crate::options::Options { keepalive: None, ..self.options.clone() };
         let mut plan = Plan::new(&self.driver, &options, pd).await?;
-        let guard = plan.open(|builder, set, receives| {
+        let (guard, key) = plan.open(|builder, set, receives| {
             let key = builder.build_in(set)?;
-            let mut endpoint = set.endpoint(key).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
-            if let Err(error) = post_receives(&mut endpoint, receives) {
-                receives.extend(set.remove(key).unwrap_or_default());
-                return Err(error);
-            }
+            post_receives_in(set, key, receives)?;
             Ok((key, key))
         })?;
-        let (guard, key) = guard;
         let address = guard.queue.with_set(|set| set.endpoint(key).map(|endpoint| endpoint.address()));
         Ok(Unconnected { guard, plan, address: address.ok_or(Error::Closed)? })
     }

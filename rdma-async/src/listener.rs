@@ -202,7 +202,7 @@ impl<S: Sharing> ListenerBuilder<S> {
     }
 
     fn listen(self, driver: Driver<S>, listener: cm::Listener) -> Result<Listener<S>> {
-        let mut listener = listener.timeout(self.options.timeout);
+        let mut listener = listener.timeout(self.options.timeout).devices(&driver.shared.devices);
         if let Some(pd) = &self.pd {
             listener = listener.pd(pd);
         }

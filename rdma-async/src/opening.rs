@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use rdma_pool::{Budget, Pool};
 use rdma_safe::cm::{Handshake, Outcome, Progress, SetConnection};
+use rdma_safe::endpoint::EndpointMut;
 use rdma_safe::{Access, Buffer, Endpoint, EndpointBuilder, EndpointKey, EndpointSet, ProtectionDomain};
 
 use crate::connection::{Facts, Inner};
@@ -206,11 +207,18 @@ impl<S: Sharing> Plan<S> {
     }
 }
 
-/// Posts the receives of a connection. After an error, the rest of the buffers is in `buffers`.
-pub(crate) fn post_receives(
-    endpoint: &mut rdma_safe::endpoint::EndpointMut<'_>,
+/// Posts the receives of a new endpoint. After an error, the endpoint is removed, and its memory and the rest are in `buffers`.
+pub(crate) fn post_receives_in(
+    set: &mut EndpointSet,
+    key: EndpointKey,
     buffers: &mut Vec<Buffer>,
 ) -> rdma_safe::Result<()> {
+    let mut endpoint = set.endpoint(key).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
+    post_receives(&mut endpoint, buffers).inspect_err(|_| buffers.extend(set.remove(key).unwrap_or_default()))
+}
+
+/// Posts the receives of a connection. After an error, the rest of the buffers is in `buffers`.
+pub(crate) fn post_receives(endpoint: &mut EndpointMut<'_>, buffers: &mut Vec<Buffer>) -> rdma_safe::Result<()> {
     while let Some(buffer) = buffers.pop() {
         if let Err(rejected) = endpoint.receive(buffer) {
             buffers.extend(rejected.buffer);
@@ -218,10 +226,4 @@ pub(crate) fn post_receives(
         }
     }
     Ok(())
-}
-
-impl From<rdma_safe::cm::DisconnectError> for Error {
-    fn from(error: rdma_safe::cm::DisconnectError) -> Self {
-        rdma_safe::Error::from(error).into()
-    }
 }

@@ -134,18 +134,37 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
     /// Posts the operation, or waits for room. Pending while it waits.
     #[inline(always)]
     fn post(&mut self, awaited: bool, context: &Context<'_>) -> Poll<Result<Slot, Failed>> {
+        if !matches!(*self.state, State::New(_)) {
+            return self.post_later(awaited, context);
+        }
+        let State::New(request) = mem::replace(&mut *self.state, State::Finished) else { return Poll::Pending };
+        let posted = self.connection.queue.post(self.connection.key, request, awaited, context);
+        self.posted_or_waits(posted)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_later(&mut self, awaited: bool, context: &Context<'_>) -> Poll<Result<Slot, Failed>> {
         let Inner { queue, key, .. } = self.connection;
-        let posted = match mem::replace(&mut *self.state, State::Finished) {
-            State::New(request) => queue.post(*key, request, awaited, context),
-            State::Waiting(request, ticket) => queue.post_waiting(*key, request, ticket, awaited, context),
-            State::Refused(failed) => return Poll::Ready(Err(*failed)),
+        // Before the state is taken, since it can panic.
+        let waker = context.waker().clone();
+        match mem::replace(&mut *self.state, State::Finished) {
+            State::Waiting(request, ticket) => {
+                let posted = queue.post_or_wait(*key, request, Some(ticket), awaited, waker);
+                self.posted_or_waits(posted)
+            }
+            State::Refused(failed) => Poll::Ready(Err(*failed)),
             // It was polled before `posted` was called. Nobody takes its result now.
             State::InFlight(slot) => {
                 queue.abandon(slot);
-                return Poll::Ready(Ok(slot));
+                Poll::Ready(Ok(slot))
             }
-            State::Finished => return Poll::Pending,
-        };
+            State::New(_) | State::Finished => Poll::Pending,
+        }
+    }
+
+    #[inline(always)]
+    fn posted_or_waits(&mut self, posted: Result<Slot, Unposted<R>>) -> Poll<Result<Slot, Failed>> {
         match posted {
             Ok(slot) => Poll::Ready(Ok(slot)),
             Err(Unposted::Failed(failed)) => Poll::Ready(Err(failed)),

@@ -148,8 +148,10 @@ impl<'c, S: Sharing> Reader<'c, S> {
     pub(crate) fn poll<F: Origin>(&mut self, context: &mut Context<'_>) -> Poll<Result<(Message<S>, F), Ended>> {
         let coop = ready!(coop::poll_proceed(context));
         let connection = self.connection;
+        // Before the ticket is taken, since it can panic.
+        let waker = context.waker().clone();
         let ticket = self.ticket.take();
-        match connection.queue.receive(connection.key, ticket, context) {
+        match connection.queue.receive(connection.key, ticket, waker) {
             Received::Message(done, from) => {
                 coop.made_progress();
                 Poll::Ready(Ok((connection.message(done), from)))

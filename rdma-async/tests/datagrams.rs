@@ -6,7 +6,7 @@ use std::future::{Future, poll_fn};
 use std::task::Poll;
 use std::time::Duration;
 
-use rdma_async::{Datagrams, Driver, Error, Local, Peer, Sharing, Threads};
+use rdma_async::{Datagrams, Driver, Error, Listener, Local, Peer, Sharing, Threads};
 use rdma_safe::cm::{Cause, CmError};
 use rdma_safe::{PostError, soft};
 use support::child::in_own_process;
@@ -164,6 +164,28 @@ async fn a_group_reaches_its_members_until_they_leave() {
     expect(&members[0], b"other").await;
     drop(second);
     assert!(soon(sender.join([10, 1, 2, 3])).await.is_err(), "this is no group");
+}
+
+#[tokio::test]
+async fn sockets_and_connections_on_a_device_share_memory_and_peers() {
+    let _watchdog = soft0();
+    let (server, first, second) = (bind().await, bind().await, Datagrams::bind("0.0.0.0:0").await.unwrap());
+    let peer = soon(first.peer(server.local_address())).await.unwrap();
+    let buffer = first.buffer_of(b"found by another").await.unwrap();
+    soon(second.send_to(buffer, &peer)).await.unwrap();
+    let sender = expect(&server, b"found by another").await;
+    let group = soon(first.join([239, 12, 0, 3])).await.unwrap();
+    let _member = soon(server.join([239, 12, 0, 3])).await.unwrap();
+    send(&second, b"group of another", &group).await;
+    assert_eq!(expect(&server, b"group of another").await, sender);
+    expect(&first, b"group of another").await;
+    send(&first, b"sender of another", &sender).await;
+    expect(&second, b"sender of another").await;
+
+    let listener = Listener::bind("127.0.0.1:0").await.unwrap();
+    let (client, accepted) = tokio::join!(rdma_async::connect(listener.local_address()), listener.accept());
+    let domains = [client.unwrap().pd().clone(), accepted.unwrap().pd().clone(), second.pd().clone()];
+    assert!(domains.iter().all(|pd| pd.is_same(first.pd())));
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::ptr::null;
 use std::sync::Arc;
@@ -145,5 +146,41 @@ fn a_waker_that_panics_stops_neither_the_driver_nor_other_tasks() {
         let (_, message) = tokio::join!(client.close(), second);
         assert!(message.unwrap().is_none());
         assert_eq!(panics.0.load(Ordering::Relaxed), 1);
+    });
+}
+
+static NO_CLONE: RawWakerVTable = RawWakerVTable::new(|_| panic!("a waker cannot be cloned"), |_| {}, |_| {}, |_| {});
+
+#[test]
+fn a_waker_whose_clone_panics_keeps_no_place_among_those_that_wait() {
+    rdma_safe::soft::install().unwrap();
+    let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
+    // SAFETY: the functions ignore the data, so all threads may call them in any order.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(null(), &NO_CLONE)) };
+    fn poll_with<F: Future>(waker: &Waker, future: Pin<&mut F>) {
+        let poll = AssertUnwindSafe(|| future.poll(&mut Context::from_waker(waker)).is_pending());
+        assert!(catch_unwind(poll).is_err());
+    }
+    runner.block_on(async {
+        let listener = Listener::builder().driver(&driver).bind("127.0.0.1:0").await.unwrap();
+        let connector = Connector::with_driver(&driver).sends(1);
+        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+
+        let mut receive = Box::pin(server.receive());
+        assert!(receive.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        poll_with(&waker, receive.as_mut());
+        drop(receive);
+
+        let buffers = [(); 3].map(|()| client.pool().try_get(Budget::Sends, 3).unwrap());
+        let [first, second, third] = buffers.map(|buffer| client.send(buffer));
+        let (mut first, mut second) = (Box::pin(first), Box::pin(second));
+        for send in [&mut first, &mut second] {
+            assert!(send.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        poll_with(&waker, second.as_mut());
+        drop(second);
+        let (first, third, message) = tokio::join!(first, third, server.receive());
+        assert!(first.is_ok() && third.is_ok() && message.unwrap().is_some());
     });
 }

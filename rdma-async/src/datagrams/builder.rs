@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_safe::cm::{self, Address, DATAGRAM_QKEY, DatagramListener};
+use rdma_safe::cm::{self, Address, CmError, DATAGRAM_QKEY, DatagramListener, Devices};
 use rdma_safe::{PortState, ProtectionDomain};
 
 use super::{Datagrams, Socket};
@@ -11,7 +11,7 @@ use crate::connection::Facts;
 use crate::driver::events::Source;
 use crate::driver::lookups::Lookups;
 use crate::driver::queue::Queue;
-use crate::opening::{Plan, post_receives};
+use crate::opening::{Plan, post_receives_in};
 use crate::options::{Options, queue_setters};
 use crate::{Destination, Driver, Error, Local, Result, Sharing, Threads};
 
@@ -89,7 +89,11 @@ impl<S: Sharing> DatagramsBuilder<S> {
         self
     }
 
-    /// Uses this domain, instead of opening the device. Its device must have the address.
+    /// Uses this domain, instead of opening the device. Its device must have the address, else `bind` fails with
+    /// [`CmError::OtherDevice`](rdma_safe::cm::CmError::OtherDevice).
+    ///
+    /// By default, all sockets and connections of a driver on a device share a domain. A socket reaches only peers and groups that
+    /// were found in its domain, and senders of datagrams that have arrived in it.
     pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
         self.pd = Some(pd.clone());
         self
@@ -106,14 +110,17 @@ impl<S: Sharing> DatagramsBuilder<S> {
         Err(last.unwrap_or_else(Error::no_address))
     }
 
-    async fn open(self, driver: &Driver<S>, mut listener: DatagramListener) -> Result<Datagrams<S>> {
+    async fn open(self, driver: &Driver<S>, listener: DatagramListener) -> Result<Datagrams<S>> {
+        let devices = &driver.shared.devices;
+        let mut listener = listener.devices(devices);
         if let Some(pd) = &self.pd {
             listener = listener.pd(pd);
         }
         let (pd, port) = match (listener.device()?, &self.pd) {
+            (Some((found, _)), Some(pd)) if !found.is_same(pd) => return Err(other_device(&found, pd)),
             (Some(device), _) => device,
             (None, Some(pd)) => (pd.clone(), active_port(pd)?.unwrap_or(1)),
-            (None, None) => first_active()?,
+            (None, None) => first_active(devices)?,
         };
         let mtu = pd.context().query_port(port)?.active_mtu().bytes().unwrap_or(4096);
         // So no datagram is too long for a receive.
@@ -121,13 +128,9 @@ impl<S: Sharing> DatagramsBuilder<S> {
         let mut plan = Plan::new(driver, &options, &pd).await?;
         let (mut guard, identity) = plan.open(|builder, set, receives| {
             let key = builder.port(port).build_datagrams_in(set, DATAGRAM_QKEY)?;
-            let mut endpoint = set.endpoint(key).ok_or(rdma_safe::Error::NoSuchEndpoint)?;
-            let identity = endpoint.datagram_identity().ok_or(rdma_safe::Error::NoSuchEndpoint)?;
-            if let Err(error) = post_receives(&mut endpoint, receives) {
-                receives.extend(set.remove(key).unwrap_or_default());
-                return Err(error);
-            }
-            Ok((key, identity))
+            post_receives_in(set, key, receives)?;
+            let identity = set.endpoint(key).and_then(|endpoint| endpoint.datagram_identity());
+            Ok((key, identity.ok_or(rdma_safe::Error::NoSuchEndpoint)?))
         })?;
         let (queue, key, local) = (guard.queue.clone(), guard.key, listener.local_address());
         let source = Source::<S>::channel(&driver.shared.events, listener.channel())?;
@@ -145,18 +148,23 @@ impl<S: Sharing> DatagramsBuilder<S> {
     }
 }
 
-/// The address to reach others from: with any port, since that of the socket is taken.
+/// The address from which to look up others. The port is left open, because the socket occupies its own.
 fn source_of(local: &Address) -> Option<SocketAddr> {
     let mut source = local.ip().filter(|address| !address.ip().is_unspecified())?;
     source.set_port(0);
     Some(source)
 }
 
-/// A domain of the first device with an active port, and this port.
-fn first_active() -> Result<(ProtectionDomain, u8)> {
+fn other_device(found: &ProtectionDomain, own: &ProtectionDomain) -> Error {
+    let [device, endpoint] = [found, own].map(|pd| pd.context().device_name().to_owned());
+    rdma_safe::Error::from(CmError::OtherDevice { device, endpoint }).into()
+}
+
+/// The domain of the first device with an active port, and this port.
+fn first_active(devices: &Devices) -> Result<(ProtectionDomain, u8)> {
     let mut first = None;
     for device in rdma_safe::devices()? {
-        let pd = device.open()?.alloc_pd()?;
+        let pd = devices.domain(&device.name())?;
         if let Some(port) = active_port(&pd)? {
             return Ok((pd, port));
         }
@@ -164,7 +172,7 @@ fn first_active() -> Result<(ProtectionDomain, u8)> {
     }
     match first {
         Some(pd) => Ok((pd, 1)),
-        None => Ok((rdma_safe::Device::first()?.open()?.alloc_pd()?, 1)),
+        None => Ok((devices.domain(&rdma_safe::Device::first()?.name())?, 1)),
     }
 }
 

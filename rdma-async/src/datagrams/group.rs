@@ -11,8 +11,10 @@ use crate::{Result, Sharing, Threads};
 
 /// Membership of a socket in a multicast group. Made by [`Datagrams::join`](crate::Datagrams::join).
 ///
-/// Dropping it leaves the group, unless the socket has joined the group again. It is also a destination of [`Datagrams::send_to`](crate::Datagrams::send_to), of this socket and
-/// of others on the same device.
+/// Dropping it leaves the group, unless the socket has joined the group again.
+///
+/// A group is also a destination of [`Datagrams::send_to`](crate::Datagrams::send_to), for all sockets of the driver on this
+/// device.
 pub struct Group<S: Sharing = Threads> {
     peer: Peer,
     address: Address,

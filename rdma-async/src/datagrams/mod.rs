@@ -63,8 +63,8 @@ pub use receive::ReceiveFrom;
 /// A buffer *moves* into [`send_to`](Datagrams::send_to) and comes back once the datagram is on its way. When a future is dropped,
 /// the device keeps the memory until it no longer uses it.
 ///
-/// Cloning gives another handle. [`Datagrams::close`] and dropping the last handle are like those of a
-/// [`Connection`](crate::Connection).
+/// Cloning gives another handle. The socket ends with the last one, like a [`Connection`](crate::Connection), or by
+/// [`Datagrams::close`].
 ///
 /// # Multicast
 ///
@@ -175,8 +175,9 @@ impl<S: Sharing> Datagrams<S> {
     ///
     /// # Errors
     /// [`Failed`], with the buffer. A datagram that is too long is not posted: [`Error::Rdma`] with
-    /// [`PostError::DatagramTooLong`](rdma_safe::PostError::DatagramTooLong). A peer of a socket on another device is refused with
-    /// [`PostError::ForeignPeer`](rdma_safe::PostError::ForeignPeer).
+    /// [`PostError::DatagramTooLong`](rdma_safe::PostError::DatagramTooLong). A peer that was found in another protection domain,
+    /// such as that of another driver, is refused with [`PostError::ForeignPeer`](rdma_safe::PostError::ForeignPeer). A sender whose
+    /// datagram arrived at another port is refused with [`AddressError::OtherPort`](rdma_safe::address::AddressError::OtherPort).
     #[inline]
     pub fn send_to(&self, buffer: Buffer, to: &impl AsRef<Peer>) -> Operation<'_, S, SendTo> {
         self.start(Work::send(buffer), to.as_ref())

@@ -1,4 +1,4 @@
-//! Peers, and the address handles of those that have sent something.
+//! Peers, and address handles of senders.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -12,7 +12,8 @@ use crate::Sharing;
 /// A destination of datagrams: a service that was looked up, or the sender of a datagram.
 ///
 /// Made by [`Datagrams::peer`](crate::Datagrams::peer) and [`Datagrams::receive_from`](crate::Datagrams::receive_from). Cloning is
-/// cheap. Two peers are equal if they are the same queue pair of the same port, so a peer can be the key of a map.
+/// cheap. Two peers are equal if they are the same queue pair of the same port, so a peer can be the key of a map. On InfiniBand,
+/// datagrams with a global route header, such as those of a group, and without one have different senders.
 #[derive(Clone)]
 pub struct Peer(Kind);
 

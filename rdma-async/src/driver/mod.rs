@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_pool::{Budget, Pool};
+use rdma_safe::cm::Devices;
 use rdma_safe::{Context, EndpointBuilder, EndpointKey, EndpointSet, ProtectionDomain};
 
 use crate::effects::Effects;
@@ -78,6 +79,8 @@ pub struct DriverBuilder {
 /// What the handles and the runner share.
 pub(crate) struct Shared<S: Sharing> {
     pub(crate) events: S::Rc<Events<S>>,
+    /// Connections and sockets on the same device share a domain, and with it queues, memory and peers.
+    pub(crate) devices: Devices,
     queues: S::Cell<Vec<S::Rc<Queue<S>>>>,
     pools: S::Cell<Vec<(ProtectionDomain, Pool)>>,
     completions: u32,
@@ -167,6 +170,7 @@ impl DriverBuilder {
         let DriverBuilder { idle, completions, memory } = self;
         let shared = S::rc(Shared {
             events: S::rc(Events::new()?),
+            devices: Devices::default(),
             queues: S::cell(Vec::new()),
             pools: S::cell(Vec::new()),
             completions,

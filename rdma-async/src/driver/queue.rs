@@ -11,7 +11,7 @@ use rdma_safe::{Buffer, EndpointKey, EndpointSet};
 use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
 use super::state::{Counts, Done, Origin, Received, State, Unposted, Unusual};
-use crate::core::{Slot, Slots, Ticket};
+use crate::core::{Slot, Slots, Ticket, Waiters};
 use crate::effects::Effects;
 use crate::{Request, Result, Sharing};
 
@@ -78,21 +78,8 @@ impl<S: Sharing> Queue<S> {
         }
     }
 
-    /// Posts an operation that has waited for room, if its turn has come.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn post_waiting<R: Request>(
-        &self,
-        key: EndpointKey,
-        request: R,
-        ticket: Ticket,
-        awaited: bool,
-        context: &Context<'_>,
-    ) -> Result<Slot, Unposted<R>> {
-        self.post_or_wait(key, request, Some(ticket), awaited, context.waker().clone())
-    }
-
-    fn post_or_wait<R: Request>(
+    /// Posts an operation if its turn has come. Otherwise, its task waits for room.
+    pub(crate) fn post_or_wait<R: Request>(
         &self,
         key: EndpointKey,
         request: R,
@@ -143,13 +130,23 @@ impl<S: Sharing> Queue<S> {
     /// A task stops to wait for room. If it was notified, the next one is notified instead.
     #[cold]
     pub(crate) fn leave_room(&self, key: EndpointKey, ticket: Ticket) {
+        self.leave(key, ticket, |member| (&mut member.room, true));
+    }
+
+    /// A task stops to wait for a message. If it was notified, the next one is notified instead.
+    pub(crate) fn leave_readers(&self, key: EndpointKey, ticket: Ticket) {
+        self.leave(key, ticket, |member| (&mut member.readers, !member.inbox.is_empty()));
+    }
+
+    /// `waiters` also returns whether there is something for another task.
+    fn leave(&self, key: EndpointKey, ticket: Ticket, waiters: impl FnOnce(&mut Member<S>) -> (&mut Waiters, bool)) {
         if self.events.is_inherited() {
             return;
         }
         let (waker, next) = S::with(&self.state, |state| {
-            let Some(member) = state.member(key) else { return (None, None) };
-            let (was_notified, waker) = member.room.leave(ticket);
-            (waker, if was_notified { member.room.notify() } else { None })
+            let Some((waiters, is_some)) = state.member(key).map(waiters) else { return (None, None) };
+            let (was_notified, waker) = waiters.leave(ticket);
+            (waker, if was_notified && is_some { waiters.notify() } else { None })
         });
         drop(waker);
         if let Some(next) = next {
@@ -158,33 +155,10 @@ impl<S: Sharing> Queue<S> {
     }
 
     /// Takes the oldest message, or waits for the next one.
-    pub(crate) fn receive<O: Origin>(
-        &self,
-        key: EndpointKey,
-        ticket: Option<Ticket>,
-        context: &Context<'_>,
-    ) -> Received<O> {
-        let waker = context.waker().clone();
+    pub(crate) fn receive<O: Origin>(&self, key: EndpointKey, ticket: Option<Ticket>, waker: Waker) -> Received<O> {
         let (received, unused) = S::with(&self.state, |state| state.receive(key, ticket, waker));
         drop(unused);
         received
-    }
-
-    /// A task stops to wait for a message. If it was notified, the next one is notified instead.
-    pub(crate) fn leave_readers(&self, key: EndpointKey, ticket: Ticket) {
-        if self.events.is_inherited() {
-            return;
-        }
-        let (waker, next) = S::with(&self.state, |state| {
-            let Some(member) = state.member(key) else { return (None, None) };
-            let (was_notified, waker) = member.readers.leave(ticket);
-            let next = if was_notified && !member.inbox.is_empty() { member.readers.notify() } else { None };
-            (waker, next)
-        });
-        drop(waker);
-        if let Some(next) = next {
-            next.wake();
-        }
     }
 
     /// Posts the buffer of a message again.

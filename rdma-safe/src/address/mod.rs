@@ -87,6 +87,17 @@ pub enum AddressError {
         port: u8,
     },
 
+    /// The datagram to answer has arrived at another port.
+    #[error(
+        "the datagram has not arrived at port {port} of {device}: answer it from an endpoint of the port where it has arrived"
+    )]
+    OtherPort {
+        /// Device of the endpoint.
+        device: String,
+        /// Port of the endpoint.
+        port: u8,
+    },
+
     /// The local GID does not exist.
     #[error(
         "port {port} has no GID at index {index} to send from; list the GIDs with the show_gids example, or use \

@@ -104,8 +104,14 @@ impl Connector {
     }
 
     /// Uses this domain for connections on its device, instead of opening the device.
-    pub fn pd(self, pd: &ProtectionDomain) -> Self {
-        self.devices.set(pd);
+    pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
+        self.devices = self.devices.with(pd);
+        self
+    }
+
+    /// Shares the domains of devices with others that use the same `devices`. Call it before [`Connector::pd`].
+    pub fn devices(mut self, devices: &Devices) -> Self {
+        self.devices = devices.clone();
         self
     }
 

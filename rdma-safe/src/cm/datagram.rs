@@ -228,8 +228,15 @@ impl DatagramListener {
 
     /// Uses this domain for endpoints on its device, instead of opening the device.
     #[must_use]
-    pub fn pd(self, pd: &ProtectionDomain) -> Self {
-        self.0.devices.set(pd);
+    pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
+        self.0.devices = self.0.devices.with(pd);
+        self
+    }
+
+    /// Shares the domains of devices with others that use the same `devices`. Call it before [`DatagramListener::pd`].
+    #[must_use]
+    pub fn devices(mut self, devices: &Devices) -> Self {
+        self.0.devices = devices.clone();
         self
     }
 

@@ -83,8 +83,15 @@ impl Listener {
 
     /// Uses this domain for connections on its device, instead of opening the device.
     #[must_use]
-    pub fn pd(self, pd: &ProtectionDomain) -> Self {
-        self.listening.devices.set(pd);
+    pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
+        self.listening.devices = self.listening.devices.with(pd);
+        self
+    }
+
+    /// Shares the domains of devices with others that use the same `devices`. Call it before [`Listener::pd`].
+    #[must_use]
+    pub fn devices(mut self, devices: &Devices) -> Self {
+        self.listening.devices = devices.clone();
         self
     }
 

@@ -20,8 +20,8 @@
 //! this crate does not expose. An id names its device ([`Id::device_name`]), and its queue pair may belong to any
 //! [`Context`](crate::Context) of that device.
 //!
-//! `soft0`, the software RNIC of the crate rdma-soft, needs no librdmacm. On one host, its programs connect to `127.0.0.1`, `::1`
-//! and all other addresses of the host, although the device of each process has an address of its own.
+//! `soft0`, the software RNIC of the crate rdma-soft, needs no librdmacm. The device of each process has its own address. Still,
+//! programs on the same host also find each other at `127.0.0.1`, `::1` and the other addresses of the host.
 //!
 //! Programs with their own queue pairs use ids and their events:
 //!
@@ -134,6 +134,7 @@ pub use channel::EventChannel;
 pub use connection::{Connection, DisconnectError, Disconnected};
 pub use connector::{Connector, PreparedRoute, Route};
 pub use datagram::{DATAGRAM_QKEY, DatagramListener, DatagramRequest, DatagramRoute, DatagramService};
+pub use devices::Devices;
 pub use error::CmError;
 pub use event::{Event, EventKind, RejectReason, ServiceStatus};
 pub use group::{GroupMember, GroupMembership, GroupRoute};

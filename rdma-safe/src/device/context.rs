@@ -340,6 +340,12 @@ impl Context {
         self.inner.raw.as_ptr()
     }
 
+    /// Address of the C object of the device, which its contexts share.
+    pub(crate) fn device_address(&self) -> usize {
+        // SAFETY: the context is valid, and the field does not change after opening.
+        unsafe { (*self.as_raw()).device.addr() }
+    }
+
     pub(crate) fn verbs(&self) -> &'static Verbs {
         self.inner.verbs
     }

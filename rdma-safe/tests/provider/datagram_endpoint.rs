@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use rdma_safe::address::AddressError;
 use rdma_safe::endpoint::{Armed, DatagramSender};
 use rdma_safe::{
     Buffer, Context, DatagramCompletion, DatagramEndpoint, Endpoint, Errno, Error, Gid, Operation, PollError,
@@ -269,6 +270,27 @@ fn on_infiniband_a_sender_of_the_same_subnet_has_a_lid_and_no_header() {
         b.send_inline(b"answer", &b.peer_of(&sender).unwrap()).unwrap();
         assert_eq!(done(&mut a).operation, Operation::Send);
         assert_eq!(&done(&mut a).buffer.as_ref().unwrap()[..], b"answer");
+    });
+}
+
+#[test]
+fn a_sender_is_answered_only_from_the_port_at_which_it_was_heard() {
+    on_each_interface(|_, interfaces| {
+        let fake = Fake::new(Config { ports: vec![Port::infiniband(), Port::infiniband()], ..Config::default() });
+        let other = Fake::new(Config { ports: vec![Port::infiniband()], ..Config::default() });
+        let pd = fake.pd();
+        let (mut a, mut b) = (endpoint(&pd, interfaces), endpoint(&pd, interfaces));
+        b.receive(pd.allocate(8).unwrap()).unwrap();
+        a.send_inline(b"local", &a.peer(&b.address()).unwrap()).unwrap();
+        let sender = done(&mut b).sender.unwrap();
+        let second_port = Endpoint::builder(&pd).port(2).build_datagrams(QKEY).unwrap();
+        for (endpoint, port) in [(second_port, 2), (endpoint(&other.pd(), interfaces), 1)] {
+            let error = endpoint.peer_of(&sender).unwrap_err();
+            let Error::Address(reason) = &error else { panic!("{error}") };
+            let AddressError::OtherPort { device, port: at } = &**reason else { panic!("{error}") };
+            assert_eq!((&**device, *at), (endpoint.pd().context().device_name(), port));
+        }
+        assert!(endpoint(&pd, interfaces).peer_of(&sender).is_ok(), "of the same port");
     });
 }
 

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use rdma_safe::address::Guid;
+use rdma_safe::cm::Devices;
 use rdma_safe::device::TransportType;
 use rdma_safe::error::Verb;
 use rdma_safe::mr::Pages;
@@ -202,6 +203,18 @@ fn a_port_that_is_not_there_is_an_error_that_names_those_that_are() {
     fake.fail("query_port", libc::EIO);
     let error = context.query_port(1).unwrap_err();
     assert!(matches!(error, Error::Verb { verb: Verb::QueryPort, errno: Errno(libc::EIO), .. }), "{error}");
+}
+
+#[test]
+fn a_device_that_has_come_back_is_opened_again() {
+    let fake = Fake::new(Config::default());
+    let devices = Devices::default();
+    let first = devices.domain(fake.name()).unwrap();
+    assert!(devices.clone().domain(fake.name()).unwrap().is_same(&first));
+    fake.fail("query_port", libc::EIO);
+    let second = devices.domain(fake.name()).unwrap();
+    assert!(!second.is_same(&first) && !second.context().is_same(first.context()));
+    assert!(devices.domain("mlx5_99").is_err());
 }
 
 fn two_ports(gid_queries: bool) -> Config {

@@ -1,7 +1,8 @@
 //! Names of datagram endpoints.
 
+use super::peer::HostPort;
 use super::{DatagramEndpoint, DatagramSender, Peer};
-use crate::address::AddressVector;
+use crate::address::{AddressError, AddressVector};
 use crate::endpoint::EndpointMut;
 use crate::qp::Local;
 use crate::{ConnectOptions, ProtectionDomain, QueuePairAddress, Result};
@@ -54,6 +55,10 @@ impl DatagramIdentity {
         self.qkey
     }
 
+    pub(super) fn host_port(&self) -> HostPort {
+        HostPort { device: self.pd.context().device_address(), port: self.port }
+    }
+
     /// The queue pair `qp_num` behind the port at `address`: [`DatagramEndpoint::peer_at`].
     ///
     /// # Errors
@@ -67,6 +72,10 @@ impl DatagramIdentity {
     /// # Errors
     /// Like [`DatagramEndpoint::peer_of`].
     pub fn peer_of(&self, sender: &DatagramSender) -> Result<Peer> {
+        if sender.heard_at != self.host_port() {
+            let device = self.pd.context().device_name().into();
+            return Err(Box::new(AddressError::OtherPort { device, port: self.port }).into());
+        }
         let multicast = sender.grh().filter(|grh| grh.dgid().is_multicast());
         let address = match (multicast, &self.local) {
             // `ibv_init_ah_from_wc` looks for the destination, the group, among the GIDs of the port.

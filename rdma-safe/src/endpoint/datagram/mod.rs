@@ -153,8 +153,8 @@ impl DatagramEndpoint {
     /// once ([`DatagramSender`] is `Eq` and `Hash`).
     ///
     /// # Errors
-    /// The errors of [`Context::sender_address`](crate::Context::sender_address) and
-    /// [`ProtectionDomain::address_handle`].
+    /// [`AddressError::OtherPort`](crate::address::AddressError::OtherPort), and the errors of
+    /// [`Context::sender_address`](crate::Context::sender_address) and [`ProtectionDomain::address_handle`].
     pub fn peer_of(&self, sender: &DatagramSender) -> Result<Peer> {
         self.identity().peer_of(sender)
     }

@@ -82,17 +82,29 @@ impl fmt::Debug for Peer {
     }
 }
 
-/// The sender of a datagram. Two senders are equal if they are the same queue pair of the same port.
+/// A port of a device of this host.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::endpoint) struct HostPort {
+    /// Address of the C object of the device, which all its contexts share. It can be used again after the last of them.
+    pub(super) device: usize,
+    pub(super) port: u8,
+}
+
+/// The sender of a datagram.
+///
+/// Two senders are equal if they are the same queue pair of the same port, heard at the same port of this host. On InfiniBand,
+/// datagrams with a global route header, such as those of a multicast group, and without one have different senders.
 #[derive(Clone, Copy)]
 pub struct DatagramSender {
     qp_num: u32,
+    pub(super) heard_at: HostPort,
     pub(super) route: Arrival,
     grh: Option<Grh>,
 }
 
 impl DatagramSender {
-    pub(super) fn new(qp_num: u32, route: Arrival, grh: Grh) -> Self {
-        DatagramSender { qp_num, route, grh: route.flags.contains(WcFlags::GRH).then_some(grh) }
+    pub(super) fn new(qp_num: u32, heard_at: HostPort, route: Arrival, grh: Grh) -> Self {
+        DatagramSender { qp_num, heard_at, route, grh: route.flags.contains(WcFlags::GRH).then_some(grh) }
     }
 
     /// Number of the sender's queue pair.
@@ -120,8 +132,8 @@ impl DatagramSender {
         self.route.slid as u16
     }
 
-    fn identity(&self) -> (u32, Option<Gid>, u16) {
-        (self.qp_num, self.gid(), self.lid())
+    fn identity(&self) -> (u32, HostPort, Option<Gid>, u16) {
+        (self.qp_num, self.heard_at, self.gid(), self.lid())
     }
 }
 

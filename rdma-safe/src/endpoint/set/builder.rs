@@ -7,7 +7,7 @@ use super::{EndpointSet, Members, Room, Schedule};
 use crate::endpoint::builder::{FIELDS, SENDER_FIELDS};
 use crate::{Context, Result, WcFields};
 
-/// Fields of completions that sets need. All providers have those of the sender.
+/// Fields of completions that sets need. All providers support the sender fields.
 pub(super) const SET_FIELDS: WcFields = FIELDS.union(WcFields::QP_NUM).union(SENDER_FIELDS);
 
 /// Builds a set of endpoints. Made by [`EndpointSet::builder`].
