@@ -126,7 +126,8 @@ impl Connection {
 
     /// Ends the connection, and returns the buffers of all work that was not handed out, like [`Endpoint::close`].
     ///
-    /// Poll the completions of earlier sends first: work in flight is flushed, and may not have reached the peer.
+    /// Poll the completions of earlier sends first: work in flight ends, and may not have reached the peer. Until the peer has
+    /// confirmed the disconnect, its messages still arrive in posted receives, and their buffers are returned unread.
     ///
     /// # Errors
     /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within the

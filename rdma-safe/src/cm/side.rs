@@ -171,12 +171,14 @@ impl Side {
         Ok(!self.ended)
     }
 
-    /// Starts to end the connection, unless it has ended. Calls `flush`, and returns whether the confirmation has to follow.
-    pub(super) fn disconnect(&mut self, mut flush: impl FnMut(EndedBy) -> Result<()>) -> Result<bool> {
-        if !self.is_connected(&mut flush)? {
+    /// Starts to end the connection, unless it has ended, for which it calls `flush`. Returns whether the confirmation has to follow.
+    ///
+    /// Until then the queue pair goes on. The network may lose the disconnect or the last ACK of this end, and the peer would take
+    /// the silence of a queue pair in the error state for a failure.
+    pub(super) fn disconnect(&mut self, flush: impl FnMut(EndedBy) -> Result<()>) -> Result<bool> {
+        if !self.is_connected(flush)? {
             return Ok(false);
         }
-        flush(EndedBy::Program)?;
         self.id.disconnect().map_err(|error| self.call_failed(Step::Disconnect, error))?;
         Ok(true)
     }
@@ -193,7 +195,6 @@ impl Side {
 /// The cause of the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EndedBy {
-    Program,
     Peer,
     /// The device was removed.
     Device,

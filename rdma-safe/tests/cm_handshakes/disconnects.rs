@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
+use rdma_safe::Operation;
 use rdma_safe::cm::{Cause, Step};
 
-use crate::{Ends, failure, network, pending, ready};
+use crate::{DEADLINE, Ends, failure, network, pending, ready};
 
 #[test]
 fn both_ends_disconnect_in_one_thread_and_get_their_buffers() {
@@ -27,6 +28,18 @@ fn disconnects_that_cross_confirm_each_other() {
     let server = server.start_disconnect().unwrap();
     assert!(server.deadline() > Instant::now(), "the disconnect of the peer has not arrived");
     assert_eq!([ready(client), ready(server)].map(|ended| ended.buffers.len()), [1, 1]);
+}
+
+#[test]
+fn a_peer_is_answered_until_it_has_received_the_disconnect() {
+    let mut ends = Ends::new();
+    let [client, mut server] = ends.connected();
+    network::script(|script| script.loses_confirmations = true);
+    let disconnecting = pending(client.start_disconnect().unwrap());
+    server.send(ends.filled(b"late")).unwrap();
+    let sent = server.wait(DEADLINE).unwrap().ok().unwrap();
+    assert_eq!(sent.operation, Operation::Send);
+    drop(disconnecting);
 }
 
 #[test]
