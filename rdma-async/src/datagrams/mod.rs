@@ -175,9 +175,10 @@ impl<S: Sharing> Datagrams<S> {
     ///
     /// # Errors
     /// [`Failed`], with the buffer. A datagram that is too long is not posted: [`Error::Rdma`] with
-    /// [`PostError::DatagramTooLong`](rdma_safe::PostError::DatagramTooLong). A peer that was found in another protection domain,
-    /// such as that of another driver, is refused with [`PostError::ForeignPeer`](rdma_safe::PostError::ForeignPeer). A sender whose
-    /// datagram arrived at another port is refused with [`AddressError::OtherPort`](rdma_safe::address::AddressError::OtherPort).
+    /// [`PostError::DatagramTooLong`](rdma_safe::PostError::DatagramTooLong). A peer of another protection domain, such as
+    /// that of another driver, is refused with [`PostError::ForeignPeer`](rdma_safe::PostError::ForeignPeer). A sender whose
+    /// datagram arrived at another port is refused with
+    /// [`AddressError::OtherPort`](rdma_safe::address::AddressError::OtherPort).
     #[inline]
     pub fn send_to(&self, buffer: Buffer, to: &impl AsRef<Peer>) -> Operation<'_, S, SendTo> {
         self.start(Work::send(buffer), to.as_ref())

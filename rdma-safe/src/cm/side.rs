@@ -171,7 +171,7 @@ impl Side {
         Ok(!self.ended)
     }
 
-    /// Starts to end the connection, unless it has ended, for which it calls `flush`. Returns whether the confirmation has to follow.
+    /// Starts to end the connection. Returns whether the confirmation has to follow. If the peer has ended it, calls `flush`.
     ///
     /// Until then the queue pair goes on. The network may lose the disconnect or the last ACK of this end, and the peer would take
     /// the silence of a queue pair in the error state for a failure.
