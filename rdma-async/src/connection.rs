@@ -14,7 +14,7 @@ use crate::driver::queue::Queue;
 use crate::operation::Operation;
 use crate::receive::{Message, Receive};
 use crate::request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
-use crate::{Driver, Error, Result, Sharing, Threads, trace};
+use crate::{Batch, Driver, Error, Result, Sharing, Threads, trace};
 
 /// A reliable connection, for any number of tasks.
 ///
@@ -135,6 +135,11 @@ impl<S: Sharing> Connection<S> {
     pub async fn fetch_add(&self, remote: RemoteMemory, add: u64) -> Result<u64> {
         let operand = self.inner.pool.get_async(Budget::Control, 8).await?;
         old_value(&self.start(OneBuffer(Work::fetch_add(operand, remote, add))).await?)
+    }
+
+    /// A batch of operations, which are posted together: [`Batch`].
+    pub fn batch(&self) -> Batch<'_, S> {
+        Batch::new(&self.inner)
     }
 
     #[inline(always)]
@@ -273,5 +278,6 @@ const _: () = {
     is_shared::<Connection>();
     const fn is_sent<T: Send>() {}
     is_sent::<Operation<'_, Threads, SendOne>>();
+    is_sent::<Batch<'_, Threads>>();
     is_sent::<Receive<'_, Threads>>();
 };

@@ -58,6 +58,7 @@
 //! |---|---|
 //! | operation, before it was posted or while it waits for room | is not posted, its memory is dropped |
 //! | operation in flight | goes on; its memory is dropped when the device no longer uses it |
+//! | [`Connection::batch`] | what was posted goes on; the rest is not posted |
 //! | [`Connection::receive`] | loses no message |
 //! | [`Connector::connect`] | ends the handshake |
 //! | [`Listener::accept`] | loses no connection |
@@ -80,6 +81,7 @@
 
 #![deny(missing_docs)]
 
+mod batch;
 mod connection;
 mod connector;
 mod coop;
@@ -105,6 +107,7 @@ mod async_io;
 #[cfg(feature = "tokio")]
 mod tokio;
 
+pub use batch::{Batch, FailedBatch};
 pub use connection::Connection;
 pub use connector::{Connector, connect};
 pub use datagrams::{Datagrams, DatagramsBuilder, Group, Peer, ReceiveFrom};

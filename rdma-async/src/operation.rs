@@ -109,7 +109,7 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
 /// The error of an operation that has not succeeded.
 #[cold]
 #[inline(never)]
-fn failed<S: Sharing>(queue: &Queue<S>, done: Done) -> Failed {
+pub(crate) fn failed<S: Sharing>(queue: &Queue<S>, done: Done) -> Failed {
     match done {
         Done::Failed(failed) => {
             let error = Ended::of(&failed).error();

@@ -201,7 +201,7 @@ impl Schedule {
         let Some(connection) = end.connection.borrow().clone() else { return };
         let remote = peer.regions.borrow().last().map(ExposedRegion::remote);
         let uses = Some((end.clone(), end.number.get()));
-        let (kind, number) = (self.random.below(8), self.random.below(u64::MAX >> 33));
+        let (kind, number) = (self.random.below(9), self.random.below(u64::MAX >> 33));
         self.spawn(async move {
             let word = async || Some(connection.buffer_of(&number.to_be_bytes()).await.ok()?);
             match (kind, remote) {
@@ -221,6 +221,17 @@ impl Schedule {
                 (5, Some(remote)) => drop(connection.write(word().await.unwrap(), remote).await),
                 (6, Some(remote)) => drop(connection.read(word().await.unwrap(), remote).await),
                 (7, Some(remote)) => drop(connection.fetch_add(remote, 1).await),
+                // More than the queue takes at once.
+                (8, Some(remote)) => {
+                    let mut batch = connection.batch();
+                    for _ in 0..number % (2 * u64::from(DEPTH)) {
+                        batch = match number % 3 {
+                            0 => batch.read(word().await.unwrap(), remote),
+                            _ => batch.write(word().await.unwrap(), remote),
+                        };
+                    }
+                    drop(batch.await);
+                }
                 _ => {}
             }
         });

@@ -32,6 +32,11 @@ impl Waiters {
         self.order.is_empty()
     }
 
+    /// Number of tasks that were notified and have not acted on it yet.
+    pub(crate) fn notified(&self) -> usize {
+        self.entries.len() - self.free.len() - self.order.len()
+    }
+
     /// Number of tasks that wait.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
@@ -123,6 +128,7 @@ mod tests {
         assert!(waiters.notify().is_some());
         assert!(waiters.is_notified(&first));
         assert!(!waiters.is_notified(&third));
+        assert_eq!((waiters.notified(), waiters.len()), (1, 1));
         assert!(waiters.notify().is_some());
         assert!(waiters.notify().is_none());
         assert!(waiters.leave(first).0 && waiters.leave(third).0);

@@ -164,6 +164,11 @@ impl<S: Sharing> Member<S> {
         self.in_flight >= self.sends
     }
 
+    /// Number of operations that can be posted before the send queue is full.
+    pub(crate) fn room_left(&self) -> usize {
+        self.sends.saturating_sub(self.in_flight) as usize
+    }
+
     /// Takes no more work, and tells all tasks that wait for room, messages or the end. The first reason counts.
     pub(crate) fn end(&mut self, ended: &Ended, effects: &mut Effects) {
         if self.ended.is_none() {

@@ -1,5 +1,6 @@
 //! The driver: takes completions and events, and wakes the tasks that wait for them.
 
+pub(crate) mod batch;
 pub(crate) mod events;
 mod groups;
 pub(crate) mod lookups;

@@ -375,7 +375,7 @@ impl<S: Sharing> Delivery<'_, S> {
 
 /// The connection of this key, unless it was removed.
 #[inline(always)]
-fn find<S: Sharing>(members: &mut [Option<Box<Member<S>>>], key: EndpointKey) -> Option<&mut Member<S>> {
+pub(super) fn find<S: Sharing>(members: &mut [Option<Box<Member<S>>>], key: EndpointKey) -> Option<&mut Member<S>> {
     members.get_mut(key.index())?.as_deref_mut().filter(|member| member.key == key)
 }
 

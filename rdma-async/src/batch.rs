@@ -1,0 +1,212 @@
+//! Several operations that are posted together.
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rdma_safe::{Buffer, RemoteMemory, Work};
+
+use crate::connection::Inner;
+use crate::core::Ticket;
+use crate::driver::batch::{Item, Next};
+use crate::operation::failed;
+use crate::{Error, Sharing};
+
+/// Operations of a [`Connection`](crate::Connection) that are posted with one doorbell. Made by
+/// [`Connection::batch`](crate::Connection::batch).
+///
+/// It is a future. It posts the operations in order when it is first polled, and is ready when all have completed. Its result is
+/// their buffers, in the same order. This takes less time than to await the operations one by one or at the same time, since the
+/// device and the driver are called once.
+///
+/// ```no_run
+/// # use rdma_safe::{Buffer, RemoteMemory};
+/// # async fn example(
+/// #     connection: rdma_async::Connection, values: Vec<Buffer>, place: RemoteMemory, notice: Buffer,
+/// # ) -> rdma_async::Result<()> {
+/// let mut batch = connection.batch();
+/// for (index, value) in values.into_iter().enumerate() {
+///     batch = batch.write(value, place.slice(index as u64 * 4096, 4096)?);
+/// }
+/// let buffers = batch.send(notice).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A batch for which the send queue has no room is posted in several parts, and other operations may be posted between them. Dropped
+/// before it was polled, it posts nothing. Dropped later, the posted operations go on, and the rest is not posted.
+///
+/// # Errors
+/// [`FailedBatch`], with the buffers. An operation that cannot be posted, for example because its buffer belongs to another device,
+/// keeps those after it from being posted.
+#[must_use = "a batch posts nothing unless it is polled"]
+pub struct Batch<'c, S: Sharing> {
+    connection: &'c Inner<S>,
+    items: Vec<Item>,
+    /// Number of items that were posted. All are before the others.
+    posted: usize,
+    /// Why the rest is not posted.
+    error: Option<Error>,
+    /// While it waits for room.
+    ticket: Option<Ticket>,
+}
+
+impl<'c, S: Sharing> Batch<'c, S> {
+    pub(crate) fn new(connection: &'c Inner<S>) -> Self {
+        Batch { connection, items: Vec::new(), posted: 0, error: None, ticket: None }
+    }
+
+    /// Adds a [send](crate::Connection::send).
+    pub fn send(self, buffer: Buffer) -> Self {
+        self.add(Work::send(buffer))
+    }
+
+    /// Adds a [send with immediate data](crate::Connection::send_with_immediate).
+    pub fn send_with_immediate(self, buffer: Buffer, immediate: u32) -> Self {
+        self.add(Work::send(buffer).imm(immediate))
+    }
+
+    /// Adds a [write](crate::Connection::write).
+    pub fn write(self, buffer: Buffer, remote: RemoteMemory) -> Self {
+        self.add(Work::write(buffer, remote))
+    }
+
+    /// Adds a [write with immediate data](crate::Connection::write_with_immediate).
+    pub fn write_with_immediate(self, buffer: Buffer, remote: RemoteMemory, immediate: u32) -> Self {
+        self.add(Work::write(buffer, remote).imm(immediate))
+    }
+
+    /// Adds a [read](crate::Connection::read).
+    pub fn read(self, buffer: Buffer, remote: RemoteMemory) -> Self {
+        self.add(Work::read(buffer, remote))
+    }
+
+    fn add(mut self, work: Work<'static>) -> Self {
+        self.items.push(Item::Work(work));
+        self
+    }
+
+    /// Number of operations.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there is no operation.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The result, once no operation is in flight.
+    fn finish(&mut self) -> Result<Vec<Buffer>, FailedBatch> {
+        let mut buffers = Vec::with_capacity(self.items.len());
+        let (mut succeeded, mut first) = (0, None);
+        for item in mem::take(&mut self.items) {
+            match item {
+                Item::Back(buffer) => {
+                    succeeded += usize::from(first.is_none() && succeeded < self.posted);
+                    buffers.push(buffer);
+                }
+                Item::Work(work) => buffers.extend(work.into_memory().0),
+                Item::Ended(done) => {
+                    let failed = failed(&self.connection.queue, done);
+                    buffers.extend(failed.buffer);
+                    first.get_or_insert(failed.error);
+                }
+                Item::InFlight(_) => {}
+            }
+        }
+        self.posted = 0;
+        match first.or(self.error.take()) {
+            Some(error) => Err(FailedBatch { error, succeeded, buffers }),
+            None => Ok(buffers),
+        }
+    }
+}
+
+impl<S: Sharing> Future for Batch<'_, S> {
+    type Output = Result<Vec<Buffer>, FailedBatch>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Inner { queue, key, .. } = this.connection;
+        if this.error.is_none() && this.posted < this.items.len() {
+            // Before the ticket is taken, since it can panic.
+            let waker = context.waker().clone();
+            let posted = queue.post_batch(*key, &mut this.items[this.posted..], this.ticket.take(), waker);
+            this.posted += posted.count;
+            match posted.next {
+                Next::Completion => return Poll::Pending,
+                Next::Room(ticket) => {
+                    this.ticket = Some(ticket);
+                    return Poll::Pending;
+                }
+                Next::Failed(error) => this.error = Some(error),
+            }
+        }
+        match queue.take_batch(&mut this.items[..this.posted], context) {
+            true => Poll::Ready(this.finish()),
+            false => Poll::Pending,
+        }
+    }
+}
+
+impl<S: Sharing> Drop for Batch<'_, S> {
+    fn drop(&mut self) {
+        let Inner { queue, key, .. } = self.connection;
+        if let Some(ticket) = self.ticket.take() {
+            queue.leave_room(*key, ticket);
+        }
+        queue.abandon_batch(&self.items[..self.posted]);
+    }
+}
+
+impl<S: Sharing> Unpin for Batch<'_, S> {}
+
+impl<S: Sharing> fmt::Debug for Batch<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("len", &self.len()).field("posted", &self.posted).finish_non_exhaustive()
+    }
+}
+
+/// A batch of which not all operations have succeeded.
+#[non_exhaustive]
+pub struct FailedBatch {
+    /// Why the first of the other operations has failed, or was not posted.
+    pub error: Error,
+    /// Number of operations that have succeeded, before the first that has not.
+    pub succeeded: usize,
+    /// The buffers of all operations, in their order. Those that the device may still use are missing. They return to their pool.
+    pub buffers: Vec<Buffer>,
+}
+
+impl fmt::Debug for FailedBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FailedBatch")
+            .field("error", &self.error)
+            .field("succeeded", &self.succeeded)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for FailedBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "after {} operations of the batch: {}", self.succeeded, self.error)
+    }
+}
+
+impl std::error::Error for FailedBatch {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<FailedBatch> for Error {
+    /// Drops the buffers.
+    fn from(failed: FailedBatch) -> Self {
+        failed.error
+    }
+}
