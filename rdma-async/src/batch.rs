@@ -35,8 +35,8 @@ use crate::{Error, Sharing};
 /// # }
 /// ```
 ///
-/// A batch for which the send queue has no room is posted in several parts, and other operations may be posted between them. Dropped
-/// before it was polled, it posts nothing. Dropped later, the posted operations go on, and the rest is not posted.
+/// A batch for which the send queue has no room is posted in several parts, and other operations may be posted between them.
+/// Dropped before it was polled, it posts nothing. Dropped later, the posted operations go on, and the rest is not posted.
 ///
 /// # Errors
 /// [`FailedBatch`], with the buffers. An operation that cannot be posted, for example because its buffer belongs to another device,
