@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use rdma_safe::{Buffer, RemoteMemory, Work};
 
@@ -12,7 +12,7 @@ use crate::connection::Inner;
 use crate::core::Ticket;
 use crate::driver::batch::{Item, Next};
 use crate::operation::failed;
-use crate::{Error, Sharing};
+use crate::{Error, Sharing, coop};
 
 /// Operations of a [`Connection`](crate::Connection) that are posted with one doorbell. Made by
 /// [`Connection::batch`](crate::Connection::batch).
@@ -83,6 +83,12 @@ impl<'c, S: Sharing> Batch<'c, S> {
         self.add(Work::read(buffer, remote))
     }
 
+    /// Waits only until all operations are posted, like [`Operation::posted`](crate::Operation::posted). Their buffers are dropped when
+    /// they have completed.
+    pub fn posted(self) -> PostingBatch<'c, S> {
+        PostingBatch(self)
+    }
+
     fn add(mut self, work: Work<'static>) -> Self {
         self.items.push(Item::Work(work));
         self
@@ -98,6 +104,31 @@ impl<'c, S: Sharing> Batch<'c, S> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
+    }
+
+    /// Whether there is something to post.
+    fn has_work(&self) -> bool {
+        self.error.is_none() && self.posted < self.items.len()
+    }
+
+    /// Posts operations. Pending while the rest waits for room.
+    fn post(&mut self, awaited: bool, context: &Context<'_>) -> Poll<()> {
+        let Inner { queue, key, .. } = self.connection;
+        // Before the ticket is taken, since it can panic.
+        let waker = context.waker().clone();
+        let posted = queue.post_batch(*key, &mut self.items[self.posted..], self.ticket.take(), awaited, waker);
+        self.posted += posted.count;
+        match posted.next {
+            Next::Completion => Poll::Ready(()),
+            Next::Room(ticket) => {
+                self.ticket = Some(ticket);
+                Poll::Pending
+            }
+            Next::Failed(error) => {
+                self.error = Some(error);
+                Poll::Ready(())
+            }
+        }
     }
 
     /// The result, once no operation is in flight.
@@ -132,25 +163,45 @@ impl<S: Sharing> Future for Batch<'_, S> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let Inner { queue, key, .. } = this.connection;
-        if this.error.is_none() && this.posted < this.items.len() {
-            // Before the ticket is taken, since it can panic.
-            let waker = context.waker().clone();
-            let posted = queue.post_batch(*key, &mut this.items[this.posted..], this.ticket.take(), waker);
-            this.posted += posted.count;
-            match posted.next {
-                Next::Completion => return Poll::Pending,
-                Next::Room(ticket) => {
-                    this.ticket = Some(ticket);
-                    return Poll::Pending;
-                }
-                Next::Failed(error) => this.error = Some(error),
+        if this.has_work() {
+            ready!(this.post(true, context));
+            if this.error.is_none() {
+                // The last operation has the waker.
+                return Poll::Pending;
             }
         }
-        match queue.take_batch(&mut this.items[..this.posted], context) {
+        match this.connection.queue.take_batch(&mut this.items[..this.posted], context) {
             true => Poll::Ready(this.finish()),
             false => Poll::Pending,
         }
+    }
+}
+
+/// The future of [`Batch::posted`].
+///
+/// # Errors
+/// [`FailedBatch`], with the buffers of the operations that were not posted.
+#[must_use = "a batch posts nothing unless it is polled"]
+pub struct PostingBatch<'c, S: Sharing>(Batch<'c, S>);
+
+impl<S: Sharing> Future for PostingBatch<'_, S> {
+    type Output = Result<(), FailedBatch>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let coop = ready!(coop::poll_proceed(context));
+        if self.0.has_work() {
+            ready!(self.0.post(false, context));
+        }
+        coop.made_progress();
+        // Those that were posted before `posted` was called. Nobody takes their results now.
+        self.0.connection.queue.abandon_batch(&self.0.items[..self.0.posted]);
+        Poll::Ready(self.0.finish().map(drop))
+    }
+}
+
+impl<S: Sharing> fmt::Debug for PostingBatch<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PostingBatch").field(&self.0).finish()
     }
 }
 

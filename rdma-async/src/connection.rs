@@ -155,6 +155,29 @@ impl<S: Sharing> Connection<S> {
         Receive::new(&self.inner)
     }
 
+    /// The next message, if it has arrived. Never waits.
+    ///
+    /// `None` does not tell whether the connection has ended; [`Connection::receive`] does. With both, a service answers requests that
+    /// have arrived together by one [`Batch`]:
+    ///
+    /// ```no_run
+    /// # fn answer(request: &[u8]) -> Vec<u8> { request.to_vec() }
+    /// # async fn serve(connection: rdma_async::Connection) -> rdma_async::Result<()> {
+    /// while let Some(request) = connection.receive().await? {
+    ///     let mut batch = connection.batch().send(connection.buffer_of(&answer(&request)).await?);
+    ///     while batch.len() < 16 {
+    ///         let Some(request) = connection.try_receive() else { break };
+    ///         batch = batch.send(connection.buffer_of(&answer(&request)).await?);
+    ///     }
+    ///     batch.posted().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn try_receive(&self) -> Option<Message<S>> {
+        self.inner.queue.try_receive(self.inner.key).map(|message| self.inner.message(message))
+    }
+
     /// A buffer of `len` bytes to send, once there is one.
     ///
     /// # Errors

@@ -107,7 +107,7 @@ mod async_io;
 #[cfg(feature = "tokio")]
 mod tokio;
 
-pub use batch::{Batch, FailedBatch};
+pub use batch::{Batch, FailedBatch, PostingBatch};
 pub use connection::Connection;
 pub use connector::{Connector, connect};
 pub use datagrams::{Datagrams, DatagramsBuilder, Group, Peer, ReceiveFrom};

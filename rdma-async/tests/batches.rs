@@ -157,3 +157,41 @@ async fn a_dropped_batch_posts_no_more_and_returns_its_memory() {
     drop((client, server));
     everything_returns(&driver, &pool).await;
 }
+
+#[tokio::test]
+async fn a_posted_batch_does_not_wait_for_its_completions() {
+    let _watchdog = soft0();
+    let (client, server) = connected(4).await;
+    let (driver, pool) = (client.driver().clone(), client.pool().clone());
+    assert!(server.try_receive().is_none());
+    let mut batch = client.batch();
+    for number in 0..10 {
+        batch = batch.send(numbered(&client, number).await);
+    }
+    soon(batch.posted()).await.unwrap();
+    let mut first = soon(server.receive()).await.unwrap().unwrap();
+    for number in 0..10_u32 {
+        assert_eq!(*first, number.to_be_bytes());
+        if number < 9 {
+            first = match server.try_receive() {
+                Some(next) => next,
+                None => soon(server.receive()).await.unwrap().unwrap(),
+            };
+        }
+    }
+    // Polled before `posted` is called: four are in flight and awaited.
+    let mut batch = client.batch();
+    for number in 0..6 {
+        batch = batch.send(numbered(&client, number).await);
+    }
+    let mut batch = Box::pin(batch);
+    begin(batch.as_mut()).await;
+    soon(std::pin::Pin::into_inner(batch).posted()).await.unwrap();
+    until("no operation is left", || driver.statistics().operations == 0).await;
+
+    client.close().await;
+    let late = soon(client.batch().send(numbered(&client, 1).await).posted()).await.unwrap_err();
+    assert_eq!((late.succeeded, late.buffers.len()), (0, 1));
+    drop((late, first, client, server));
+    everything_returns(&driver, &pool).await;
+}

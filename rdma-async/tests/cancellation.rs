@@ -230,7 +230,10 @@ impl Schedule {
                             _ => batch.write(word().await.unwrap(), remote),
                         };
                     }
-                    drop(batch.await);
+                    match number % 5 {
+                        0 => drop(batch.posted().await),
+                        _ => drop(batch.await),
+                    }
                 }
                 _ => {}
             }

@@ -25,8 +25,13 @@ pub(crate) async fn serve() -> Result<SocketAddr> {
 
 async fn serve_one(connection: Connection, store: &Store) -> Result<()> {
     while let Some(request) = connection.receive().await? {
-        let reply = connection.buffer_of(&store.answer(&request)).await?;
-        connection.send(reply).posted().await?;
+        // Requests that have arrived together are answered together.
+        let mut batch = connection.batch().send(connection.buffer_of(&store.answer(&request)).await?);
+        while batch.len() < 16 {
+            let Some(request) = connection.try_receive() else { break };
+            batch = batch.send(connection.buffer_of(&store.answer(&request)).await?);
+        }
+        batch.posted().await?;
     }
     Ok(())
 }
@@ -46,20 +51,31 @@ async fn ask_one(connection: Connection, mut requests: Requests, depth: usize, e
     let mut latencies = Vec::new();
     let mut sent = VecDeque::new();
     loop {
+        let mut batch = connection.batch();
         while sent.len() < depth {
             let now = Instant::now();
             if now >= end {
                 break;
             }
             let (request, len) = requests.next();
-            connection.send(connection.buffer_of(&request[..len]).await?).posted().await?;
+            batch = batch.send(connection.buffer_of(&request[..len]).await?);
             sent.push_back(now);
         }
-        let Some(sent) = sent.pop_front() else { return Ok(latencies) };
-        let Some(reply) = connection.receive().await? else { return Err("the server has gone".into()) };
-        if reply.len() != VALUE {
-            return Err("a reply has another length".into());
+        batch.posted().await?;
+        if sent.is_empty() {
+            return Ok(latencies);
         }
-        latencies.push(sent.elapsed().as_nanos() as u32);
+        let Some(mut reply) = connection.receive().await? else { return Err("the server has gone".into()) };
+        loop {
+            if reply.len() != VALUE {
+                return Err("a reply has another length".into());
+            }
+            let sent = sent.pop_front().ok_or("a reply without a request")?;
+            latencies.push(sent.elapsed().as_nanos() as u32);
+            match connection.try_receive() {
+                Some(next) => reply = next,
+                None => break,
+            }
+        }
     }
 }

@@ -17,11 +17,19 @@ use crate::{Error, Sharing};
 pub(crate) enum Item {
     /// Not posted.
     Work(Work<'static>),
+    /// In flight. It has a slot if it is awaited.
     InFlight(Slot),
     /// It has succeeded, or was rejected.
     Back(Buffer),
     /// It has failed.
     Ended(Done),
+}
+
+impl Item {
+    /// The slot of an operation in flight that is awaited.
+    fn slot(&self) -> Option<Slot> {
+        if let Item::InFlight(slot) = self { Some(*slot).filter(|slot| *slot != Slot::NONE) } else { None }
+    }
 }
 
 /// The result of posting the rest of a batch.
@@ -47,10 +55,11 @@ impl<S: Sharing> Queue<S> {
         key: EndpointKey,
         items: &mut [Item],
         ticket: Option<Ticket>,
+        awaited: bool,
         waker: Waker,
     ) -> Posted {
         let mut effects = Effects::default();
-        let posted = S::with(&self.state, |state| state.post_batch(key, items, ticket, waker, &mut effects));
+        let posted = S::with(&self.state, |state| state.post_batch(key, items, ticket, awaited, waker, &mut effects));
         effects.run();
         posted
     }
@@ -58,7 +67,7 @@ impl<S: Sharing> Queue<S> {
     /// Takes the results of operations that are in flight. Returns whether it has them all. If not, wakes the task once the last
     /// one has completed, since they complete in order.
     pub(crate) fn take_batch(&self, items: &mut [Item], context: &Context<'_>) -> bool {
-        let last = items.iter().rev().find_map(|item| if let Item::InFlight(slot) = item { Some(*slot) } else { None });
+        let last = items.iter().rev().find_map(Item::slot);
         let Some(last) = last else { return true };
         let needs_waker = S::with(&self.state, |state| {
             let done = match state.slots.take(last, context.waker()) {
@@ -91,8 +100,8 @@ impl<S: Sharing> Queue<S> {
     #[cold]
     pub(crate) fn abandon_batch(&self, items: &[Item]) {
         for item in items {
-            if let Item::InFlight(slot) = item {
-                self.abandon(*slot);
+            if let Some(slot) = item.slot() {
+                self.abandon(slot);
             }
         }
     }
@@ -102,7 +111,7 @@ impl<S: Sharing> Queue<S> {
 fn take_all<S: Sharing>(state: &mut State<S>, items: &mut [Item], last: Slot, done: Done) {
     let mut done = Some(done);
     for item in items {
-        let Item::InFlight(slot) = *item else { continue };
+        let Some(slot) = item.slot() else { continue };
         let result = if slot == last { done.take() } else { state.slots.take(slot, Waker::noop()).ok() };
         *item = match result {
             Some(Done::Buffer(buffer)) => Item::Back(buffer),
@@ -121,6 +130,7 @@ impl<S: Sharing> State<S> {
         key: EndpointKey,
         items: &mut [Item],
         ticket: Option<Ticket>,
+        awaited: bool,
         waker: Waker,
         effects: &mut Effects,
     ) -> Posted {
@@ -159,7 +169,14 @@ impl<S: Sharing> State<S> {
         for (index, item) in items[..count].iter_mut().enumerate() {
             // Only the last one wakes the task.
             let is_last = is_complete && index + 1 == count;
-            let slot = slots.insert(waker.take_if(|_| is_last).unwrap_or_else(|| Waker::noop().clone()));
+            let waker = waker.take_if(|_| is_last);
+            let slot = match awaited {
+                true => slots.insert(waker.unwrap_or_else(|| Waker::noop().clone())),
+                false => {
+                    effects.drop_waker(waker);
+                    Slot::NONE
+                }
+            };
             member.posted(first + index as u64, slot);
             counts.posted += 1;
             *item = Item::InFlight(slot);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{Handshake, Progress, SetConnection};
 use rdma_safe::endpoint::Armed;
-use rdma_safe::{Buffer, EndpointKey, EndpointSet};
+use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet};
 
 use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
@@ -125,6 +125,16 @@ impl<S: Sharing> Queue<S> {
         if !self.events.is_inherited() {
             drop(S::with(&self.state, |state| state.slots.abandon(slot)));
         }
+    }
+
+    /// Takes the oldest message.
+    pub(crate) fn try_receive(&self, key: EndpointKey) -> Option<Completion> {
+        S::with(&self.state, |state| {
+            let member = state.member(key)?;
+            let message = member.inbox.pop_front()?;
+            member.kept += 1;
+            Some(message)
+        })
     }
 
     /// A task stops to wait for room. If it was notified, the next one is notified instead.
