@@ -83,8 +83,8 @@ impl<'c, S: Sharing> Batch<'c, S> {
         self.add(Work::read(buffer, remote))
     }
 
-    /// Waits only until all operations are posted, like [`Operation::posted`](crate::Operation::posted). Their buffers are dropped when
-    /// they have completed.
+    /// Waits only until all operations are posted, like [`Operation::posted`](crate::Operation::posted). Their buffers are dropped
+    /// when they have completed.
     pub fn posted(self) -> PostingBatch<'c, S> {
         PostingBatch(self)
     }

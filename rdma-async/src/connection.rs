@@ -157,8 +157,8 @@ impl<S: Sharing> Connection<S> {
 
     /// The next message, if it has arrived. Never waits.
     ///
-    /// `None` does not tell whether the connection has ended; [`Connection::receive`] does. With both, a service answers requests that
-    /// have arrived together by one [`Batch`]:
+    /// `None` does not tell whether the connection has ended; [`Connection::receive`] does. With both, a service answers requests
+    /// that have arrived together by one [`Batch`]:
     ///
     /// ```no_run
     /// # fn answer(request: &[u8]) -> Vec<u8> { request.to_vec() }
