@@ -52,8 +52,8 @@
 //! With [`Local`], nothing is `Send` and nothing is locked. The driver is a task of the executor of the thread: tokio's `LocalSet`,
 //! compio or monoio. The thread sleeps when neither the driver nor another task has anything to do.
 //!
-//! The main task of a multi-threaded tokio runtime has a thread of its own, so each of its wake-ups crosses threads. Spawn the tasks
-//! that exchange many messages.
+//! The main task of a multi-threaded tokio runtime has a thread of its own, so each of its wake-ups crosses threads. Spawn tasks
+//! to exchange many messages.
 //!
 //! # Cancellation
 //!
