@@ -17,9 +17,8 @@ use crate::{Error, Sharing, coop};
 /// Operations of a [`Connection`](crate::Connection) that are posted with one doorbell. Made by
 /// [`Connection::batch`](crate::Connection::batch).
 ///
-/// It is a future. It posts the operations in order when it is first polled, and is ready when all have completed. Its result is
-/// their buffers, in the same order. This takes less time than to await the operations one by one or at the same time, since the
-/// device and the driver are called once.
+/// Awaiting it posts the operations in order, and returns their buffers in the same order. One doorbell and one wake-up serve the
+/// whole batch. The peer sees the operations in order, too. An empty batch is ready at once.
 ///
 /// ```no_run
 /// # use rdma_safe::{Buffer, RemoteMemory};
@@ -35,17 +34,19 @@ use crate::{Error, Sharing, coop};
 /// # }
 /// ```
 ///
-/// A batch for which the send queue has no room is posted in several parts, and other operations may be posted between them.
-/// Dropped before it was polled, it posts nothing. Dropped later, the posted operations go on, and the rest is not posted.
+/// A batch that is longer than the free part of the send queue is posted in parts, and other operations may come between them.
+/// Dropping it before the first poll posts nothing. After that, posted operations go on, and the others are not posted.
+///
+/// A batch holds its buffers until it is posted. Bound its length, so that the pool has memory for other tasks.
 ///
 /// # Errors
-/// [`FailedBatch`], with the buffers. An operation that cannot be posted, for example because its buffer belongs to another device,
-/// keeps those after it from being posted.
+/// [`FailedBatch`], with the buffers. If an operation cannot be posted, for example because its buffer is of another protection
+/// domain, the operations after it are not posted.
 #[must_use = "a batch posts nothing unless it is polled"]
 pub struct Batch<'c, S: Sharing> {
     connection: &'c Inner<S>,
     items: Vec<Item>,
-    /// Number of items that were posted. All are before the others.
+    /// Number of posted items, which come first.
     posted: usize,
     /// Why the rest is not posted.
     error: Option<Error>,
@@ -114,7 +115,7 @@ impl<'c, S: Sharing> Batch<'c, S> {
     /// Posts operations. Pending while the rest waits for room.
     fn post(&mut self, awaited: bool, context: &Context<'_>) -> Poll<()> {
         let Inner { queue, key, .. } = self.connection;
-        // Before the ticket is taken, since it can panic.
+        // Before the ticket is taken, since `clone` can panic.
         let waker = context.waker().clone();
         let posted = queue.post_batch(*key, &mut self.items[self.posted..], self.ticket.take(), awaited, waker);
         self.posted += posted.count;
@@ -131,27 +132,25 @@ impl<'c, S: Sharing> Batch<'c, S> {
         }
     }
 
-    /// The result, once no operation is in flight.
+    /// The result, once no operation is awaited.
     fn finish(&mut self) -> Result<Vec<Buffer>, FailedBatch> {
-        let mut buffers = Vec::with_capacity(self.items.len());
-        let (mut succeeded, mut first) = (0, None);
+        let has_succeeded = |item: &&Item| matches!(item, Item::Returned(_) | Item::InFlight(_));
+        let succeeded = self.items[..self.posted].iter().take_while(has_succeeded).count();
+        let (mut buffers, mut error) = (Vec::with_capacity(self.items.len()), None);
         for item in mem::take(&mut self.items) {
             match item {
-                Item::Back(buffer) => {
-                    succeeded += usize::from(first.is_none() && succeeded < self.posted);
-                    buffers.push(buffer);
-                }
+                Item::Returned(buffer) => buffers.push(buffer),
                 Item::Work(work) => buffers.extend(work.into_memory().0),
                 Item::Ended(done) => {
                     let failed = failed(&self.connection.queue, done);
                     buffers.extend(failed.buffer);
-                    first.get_or_insert(failed.error);
+                    error.get_or_insert(failed.error);
                 }
-                Item::InFlight(_) => {}
+                Item::InFlight(_) | Item::InDoubt => {}
             }
         }
         self.posted = 0;
-        match first.or(self.error.take()) {
+        match error.or(self.error.take()) {
             Some(error) => Err(FailedBatch { error, succeeded, buffers }),
             None => Ok(buffers),
         }
@@ -193,8 +192,9 @@ impl<S: Sharing> Future for PostingBatch<'_, S> {
             ready!(self.0.post(false, context));
         }
         coop.made_progress();
-        // Those that were posted before `posted` was called. Nobody takes their results now.
-        self.0.connection.queue.abandon_batch(&self.0.items[..self.0.posted]);
+        // A poll before `posted` was called leaves slots. Their results are dropped.
+        let posted = self.0.posted;
+        self.0.connection.queue.abandon_batch(&mut self.0.items[..posted]);
         Poll::Ready(self.0.finish().map(drop))
     }
 }
@@ -208,10 +208,10 @@ impl<S: Sharing> fmt::Debug for PostingBatch<'_, S> {
 impl<S: Sharing> Drop for Batch<'_, S> {
     fn drop(&mut self) {
         let Inner { queue, key, .. } = self.connection;
+        queue.abandon_batch(&mut self.items[..self.posted]);
         if let Some(ticket) = self.ticket.take() {
             queue.leave_room(*key, ticket);
         }
-        queue.abandon_batch(&self.items[..self.posted]);
     }
 }
 
@@ -223,14 +223,15 @@ impl<S: Sharing> fmt::Debug for Batch<'_, S> {
     }
 }
 
-/// A batch of which not all operations have succeeded.
+/// A batch that has failed, at least in part.
 #[non_exhaustive]
 pub struct FailedBatch {
-    /// Why the first of the other operations has failed, or was not posted.
+    /// The error of the first operation that did not succeed.
     pub error: Error,
-    /// Number of operations that have succeeded, before the first that has not.
+    /// Number of operations before that one. After [`Batch::posted`] they are posted, and may still fail.
     pub succeeded: usize,
-    /// The buffers of all operations, in their order. Those that the device may still use are missing. They return to their pool.
+    /// The buffers that have come back, in the order of their operations. The device may still use the others, which then return to
+    /// their pool. After [`Batch::posted`] these are the buffers of the operations that were not posted.
     pub buffers: Vec<Buffer>,
 }
 

@@ -84,7 +84,7 @@ impl Effects {
         self.failures.drain(..).for_each(|error| trace::failed(&error));
         self.completions.clear();
         self.buffers.clear();
-        self.dropped_wakers.clear();
+        self.dropped_wakers.drain(..).for_each(drop_waker);
         self.wake_all();
     }
 
@@ -95,8 +95,13 @@ impl Effects {
 
 /// Wakes a task. A waker that panics keeps neither the other tasks nor the driver from going on.
 #[inline(always)]
-fn wake(waker: Waker) {
+pub(crate) fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+}
+
+/// Drops a waker. If that panics, the caller still stores what it has posted.
+fn drop_waker(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(waker)));
 }
 
 impl Drop for Effects {

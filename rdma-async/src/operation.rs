@@ -146,7 +146,7 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
     #[inline(never)]
     fn post_later(&mut self, awaited: bool, context: &Context<'_>) -> Poll<Result<Slot, Failed>> {
         let Inner { queue, key, .. } = self.connection;
-        // Before the state is taken, since it can panic.
+        // Before the state is taken, since `clone` can panic.
         let waker = context.waker().clone();
         match mem::replace(&mut *self.state, State::Finished) {
             State::Waiting(request, ticket) => {

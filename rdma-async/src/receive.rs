@@ -148,7 +148,7 @@ impl<'c, S: Sharing> Reader<'c, S> {
     pub(crate) fn poll<F: Origin>(&mut self, context: &mut Context<'_>) -> Poll<Result<(Message<S>, F), Ended>> {
         let coop = ready!(coop::poll_proceed(context));
         let connection = self.connection;
-        // Before the ticket is taken, since it can panic.
+        // Before the ticket is taken, since `clone` can panic.
         let waker = context.waker().clone();
         let ticket = self.ticket.take();
         match connection.queue.receive(connection.key, ticket, waker) {

@@ -100,8 +100,16 @@ async fn an_operation_that_cannot_be_posted_ends_the_batch_and_not_the_connectio
     let Error::Rdma(reason) = &failed.error else { panic!("{failed}") };
     assert!(matches!(**reason, rdma_safe::Error::Post(PostError::ForeignBuffer)), "{reason}");
     assert_eq!((failed.succeeded, failed.buffers.len()), (3, 5), "{failed}");
-    for number in 0..3_u32 {
+    // The same without waiting for completions.
+    let batch = (0..3).fold(client.batch(), |batch, _| batch.send(client.pool().try_get(Budget::Sends, 4).unwrap()));
+    let late = batch.send(foreign.allocate(4).unwrap()).send(numbered(&client, 9).await);
+    let unposted = soon(late.posted()).await.unwrap_err();
+    assert_eq!((unposted.succeeded, unposted.buffers.len()), (3, 2), "{unposted}");
+    for number in [0, 1, 2_u32] {
         assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), number.to_be_bytes());
+    }
+    for _ in 0..3 {
+        soon(server.receive()).await.unwrap().unwrap();
     }
     let sent = soon(client.batch().send(numbered(&client, 5).await)).await.unwrap();
     assert_eq!(numbers(&sent), [5]);

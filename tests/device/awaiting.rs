@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rdma_async::{Connection, Connector, Driver, Error, Idle, Listener, Local, Sharing, Unconnected};
 use rdma_pool::Pool;
-use rdma_safe::Access;
 use rdma_safe::cm::{Cause, CmError, RejectReason};
+use rdma_safe::{Access, Errno, PostError};
 use tokio::time::timeout;
 
 use crate::cm::address;
@@ -177,4 +177,43 @@ fn a_queue_that_cannot_be_polled_fails_all_work() {
 #[test]
 fn a_queue_that_cannot_be_armed_fails_all_work() {
     fails_all_work("ibv_req_notify_cq");
+}
+
+#[test]
+fn work_that_may_be_posted_ends_with_an_error_and_keeps_its_memory_until_the_end() {
+    let Some(soft) = interposed() else { return };
+    let work = async {
+        let (connector, pd) = (Connector::new().unwrap().sends(8), soft.pd());
+        for (taken, is_batch) in [(false, false), (false, true), (true, false), (true, true)] {
+            let prepared = [connector.prepare(&pd).await.unwrap(), connector.prepare(&pd).await.unwrap()];
+            let addresses = prepared.each_ref().map(Unconnected::address);
+            let [one, other] = prepared;
+            let (one, other) = (one.connect(&addresses[1]).unwrap(), other.connect(&addresses[0]).unwrap());
+            let (driver, pool) = (connector.driver().clone(), one.pool().clone());
+            let buffers = [one.buffer(8).await.unwrap(), one.buffer(8).await.unwrap()];
+            soft.fail_wr_complete(libc::EINVAL, taken);
+            let (error, returned) = match (is_batch, buffers) {
+                (true, [first, second]) => {
+                    let failed = one.batch().send(first).send(second).await.unwrap_err();
+                    assert_eq!(failed.succeeded, 0);
+                    (failed.error, failed.buffers.len())
+                }
+                (false, [buffer, _]) => match one.send(buffer).await {
+                    Err(failed) => (failed.error, usize::from(failed.buffer.is_some())),
+                    Ok(_) => panic!("it has failed"),
+                },
+            };
+            let Error::Rdma(reason) = &error else { panic!("{error}") };
+            let is_in_doubt = |error: &rdma_safe::Error| {
+                matches!(error, rdma_safe::Error::Post(PostError::MaybePosted { errno: Errno(libc::EINVAL) }))
+            };
+            assert!(is_in_doubt(reason) && returned == 0, "{error}, {returned}");
+            // The receives are flushed.
+            assert!(matches!(one.receive().await, Err(Error::Failed(_))));
+            tokio::join!(one.close(), other.close());
+            drop((one, other));
+            everything_returns(&driver, &pool).await;
+        }
+    };
+    runtime().block_on(async { timeout(DEADLINE, work).await.unwrap() });
 }

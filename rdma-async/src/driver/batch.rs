@@ -1,14 +1,14 @@
 //! Posting and completing batches.
 
+use std::mem;
 use std::task::{Context, Waker};
 
 use rdma_safe::endpoint::EndpointMut;
-use rdma_safe::{Buffer, EndpointKey, Work};
+use rdma_safe::{Buffer, EndpointKey, PostError, Work};
 
-use super::member::Ended;
 use super::queue::Queue;
-use super::state::{Done, State, find};
-use crate::core::{Slot, Ticket};
+use super::state::{Done, Held, State, find};
+use crate::core::{Slot, Slots, Ticket};
 use crate::effects::Effects;
 use crate::{Error, Sharing};
 
@@ -19,10 +19,12 @@ pub(crate) enum Item {
     Work(Work<'static>),
     /// In flight. It has a slot if it is awaited.
     InFlight(Slot),
-    /// It has succeeded, or was rejected.
-    Back(Buffer),
+    /// Its buffer has come back: it has succeeded, or was not posted.
+    Returned(Buffer),
     /// It has failed.
     Ended(Done),
+    /// The provider does not say whether it was posted. The device may use its memory until the endpoint is removed.
+    InDoubt,
 }
 
 impl Item {
@@ -49,7 +51,7 @@ pub(crate) enum Next {
 }
 
 impl<S: Sharing> Queue<S> {
-    /// Posts as many of these operations as there is room for, with one doorbell, if their turn has come.
+    /// Posts the operations that fit in the send queue, with one doorbell. Posts nothing while earlier tasks wait.
     pub(crate) fn post_batch(
         &self,
         key: EndpointKey,
@@ -64,62 +66,42 @@ impl<S: Sharing> Queue<S> {
         posted
     }
 
-    /// Takes the results of operations that are in flight. Returns whether it has them all. If not, wakes the task once the last
-    /// one has completed, since they complete in order.
+    /// Takes the results once the last operation has completed. Until then returns `false`, and that operation wakes the task.
     pub(crate) fn take_batch(&self, items: &mut [Item], context: &Context<'_>) -> bool {
-        let last = items.iter().rev().find_map(Item::slot);
-        let Some(last) = last else { return true };
-        let needs_waker = S::with(&self.state, |state| {
-            let done = match state.slots.take(last, context.waker()) {
-                Ok(done) => done,
-                Err(is_other) => return Some(is_other),
-            };
-            take_all(state, items, last, done);
-            None
-        });
-        match needs_waker {
-            None => true,
-            Some(false) => false,
-            Some(true) => {
-                let waker = context.waker().clone();
-                let (is_done, unused) = S::with(&self.state, |state| {
-                    let (done, unused) = state.slots.take_or_store(last, waker);
-                    let is_done = done.is_some();
-                    if let Some(done) = done {
-                        take_all(state, items, last, done);
-                    }
-                    (is_done, unused)
-                });
-                drop(unused);
-                is_done
-            }
-        }
+        let Some(last) = items.iter().rev().find_map(Item::slot) else { return true };
+        let Some(done) = self.take(last, context) else { return false };
+        S::with(&self.state, |state| take_all(&mut state.slots, items, last, done));
+        true
     }
 
-    /// The future of a batch in flight is dropped.
-    #[cold]
-    pub(crate) fn abandon_batch(&self, items: &[Item]) {
-        for item in items {
-            if let Some(slot) = item.slot() {
-                self.abandon(slot);
-            }
+    /// Gives up the slots of operations. Their results are dropped.
+    pub(crate) fn abandon_batch(&self, items: &mut [Item]) {
+        if self.events.is_inherited() || items.iter().all(|item| item.slot().is_none()) {
+            return;
         }
+        let mut unused = Vec::new();
+        S::with(&self.state, |state| {
+            for item in items {
+                if let Some(slot) = item.slot() {
+                    unused.push(state.slots.abandon(slot));
+                    *item = Item::InFlight(Slot::NONE);
+                }
+            }
+        });
+        drop(unused);
     }
 }
 
-/// Stores the results of a batch, of whose last operation `done` is the result.
-fn take_all<S: Sharing>(state: &mut State<S>, items: &mut [Item], last: Slot, done: Done) {
+/// Stores the results of a batch. `done` is the result of `last`.
+fn take_all(slots: &mut Slots<Done>, items: &mut [Item], last: Slot, done: Done) {
     let mut done = Some(done);
     for item in items {
         let Some(slot) = item.slot() else { continue };
-        let result = if slot == last { done.take() } else { state.slots.take(slot, Waker::noop()).ok() };
+        // Operations complete in order.
+        let result = if slot == last { done.take() } else { slots.take(slot, Waker::noop()).ok() };
         *item = match result {
-            Some(Done::Buffer(buffer)) => Item::Back(buffer),
-            Some(failed) => Item::Ended(failed),
-            None => {
-                debug_assert!(false, "operations complete in order");
-                Item::Ended(Done::Removed)
-            }
+            Some(Done::Buffer(buffer)) => Item::Returned(buffer),
+            other => Item::Ended(other.unwrap_or(Done::Removed)),
         };
     }
 }
@@ -134,71 +116,40 @@ impl<S: Sharing> State<S> {
         waker: Waker,
         effects: &mut Effects,
     ) -> Posted {
-        let State { members, set, slots, counts, broken, .. } = self;
-        let Some(member) = find(members, key) else {
+        let waker = match self.admit(key, ticket, waker, effects) {
+            Ok(waker) => waker,
+            Err(Held::Waiting(ticket)) => return Posted { count: 0, next: Next::Room(ticket) },
+            Err(Held::Ended(error)) => return Posted { count: 0, next: Next::Failed(error) },
+        };
+        let State { members, set, slots, counts, .. } = self;
+        let (Some(member), Some(mut endpoint)) = (find(members, key), set.endpoint(key)) else {
             effects.drop_waker(Some(waker));
-            return Posted { count: 0, next: Next::Failed(Ended::of_removed(broken).error()) };
+            return Posted { count: 0, next: Next::Failed(Error::Closed) };
         };
-        if let Some(ended) = &member.ended {
-            let error = ended.error();
-            effects.drop_waker(Some(waker));
-            effects.drop_waker(ticket.and_then(|ticket| member.room.leave(ticket).1));
-            return Posted { count: 0, next: Next::Failed(error) };
-        }
-        let ticket = match ticket {
-            Some(ticket) if !member.room.is_notified(&ticket) => {
-                effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
-                return Posted { count: 0, next: Next::Room(ticket) };
-            }
-            None if !member.has_room() => {
-                counts.waited += 1;
-                return Posted { count: 0, next: Next::Room(member.room.join(waker)) };
-            }
-            ticket => ticket,
-        };
-        // Leaves room for the other tasks that were notified. But like a single operation, it need not wait for them.
-        let others = member.room.notified() - usize::from(ticket.is_some());
-        let room_left = member.room_left();
-        let room = items.len().min(room_left.saturating_sub(others).max(room_left.min(1)));
-        let (first, count, failure) = match set.endpoint(key) {
-            Some(mut endpoint) => post_all(&mut endpoint, &mut items[..room]),
-            None => (0, 0, Some(Error::Closed)),
-        };
+        // Leaves a place for each other task that was notified, but takes at least one.
+        let room = member.room_left().saturating_sub(member.room.notified()).max(1).min(items.len());
+        let Batched { first, count, in_doubt, failure } = post_all(&mut endpoint, &mut items[..room]);
         let is_complete = count == items.len();
         let mut waker = Some(waker);
         for (index, item) in items[..count].iter_mut().enumerate() {
-            // Only the last one wakes the task.
-            let is_last = is_complete && index + 1 == count;
-            let waker = waker.take_if(|_| is_last);
-            let slot = match awaited {
-                true => slots.insert(waker.unwrap_or_else(|| Waker::noop().clone())),
-                false => {
-                    effects.drop_waker(waker);
-                    Slot::NONE
+            let slot = match awaited && !in_doubt {
+                // Only the last one wakes the task.
+                true if is_complete && index + 1 == count => {
+                    waker.take().map_or(Slot::NONE, |waker| slots.insert(waker))
                 }
+                true => slots.insert(Waker::noop().clone()),
+                false => Slot::NONE,
             };
             member.posted(first + index as u64, slot);
             counts.posted += 1;
-            *item = Item::InFlight(slot);
+            *item = if in_doubt { Item::InDoubt } else { Item::InFlight(slot) };
         }
         let next = match (failure, waker) {
-            (None, Some(waker)) if count == 0 => Next::Room(match ticket {
-                // Another operation has taken the place.
-                Some(ticket) => {
-                    member.room.rejoin(&ticket, waker);
-                    ticket
-                }
-                None => member.room.join(waker),
-            }),
-            (None, Some(waker)) => {
-                effects.drop_waker(ticket.and_then(|ticket| member.room.leave(ticket).1));
-                Next::Room(member.room.join(waker))
-            }
+            (None, Some(waker)) if !is_complete => Next::Room(member.room.join(waker)),
             (failure, waker) => {
                 effects.drop_waker(waker);
-                effects.drop_waker(ticket.and_then(|ticket| member.room.leave(ticket).1));
                 failure.map_or(Next::Completion, |error| {
-                    // Its place may still be free.
+                    // There may still be room.
                     if let Some(next) = member.room.notify() {
                         effects.wake(next);
                     }
@@ -210,36 +161,48 @@ impl<S: Sharing> State<S> {
     }
 }
 
-/// Posts operations with one doorbell. Returns the number of the first one, how many were posted, and why the others were not.
-fn post_all(endpoint: &mut EndpointMut<'_>, items: &mut [Item]) -> (u64, usize, Option<Error>) {
-    let (mut first, mut added, mut failure) = (None, 0, None);
+/// What was posted with one doorbell.
+struct Batched {
+    /// The first sequence number.
+    first: u64,
+    count: usize,
+    /// Whether the provider does not say what it has posted. Then completions may never come.
+    in_doubt: bool,
+    /// The error that stopped it.
+    failure: Option<Error>,
+}
+
+/// Posts operations with one doorbell.
+fn post_all(endpoint: &mut EndpointMut<'_>, items: &mut [Item]) -> Batched {
+    let mut batched = Batched { first: 0, count: 0, in_doubt: false, failure: None };
     let mut batch = match endpoint.batch() {
         Ok(batch) => batch,
-        Err(error) => return (0, 0, Some(rdma_safe::Error::from(error).into())),
+        Err(error) => return Batched { failure: Some(rdma_safe::Error::from(error).into()), ..batched },
     };
     for item in items.iter_mut() {
-        let Item::Work(work) = std::mem::replace(item, Item::Ended(Done::Removed)) else { break };
+        let Item::Work(work) = mem::replace(item, Item::InFlight(Slot::NONE)) else { break };
         match batch.add(work) {
             Ok(id) => {
-                first = first.or(Some(id.sequence()));
-                added += 1;
+                batched.first = if batched.count == 0 { id.sequence() } else { batched.first };
+                batched.count += 1;
             }
             Err(rejected) => {
                 if let Some(buffer) = rejected.buffer {
-                    *item = Item::Back(buffer);
+                    *item = Item::Returned(buffer);
                 }
-                failure = Some(rdma_safe::Error::from(rejected.error).into());
+                batched.failure = Some(rdma_safe::Error::from(rejected.error).into());
                 break;
             }
         }
     }
     if let Err(failed) = batch.post() {
-        let posted = added - failed.buffers.len();
-        for (item, buffer) in items[posted..added].iter_mut().zip(failed.buffers) {
-            *item = Item::Back(buffer);
+        batched.in_doubt = matches!(failed.error, PostError::MaybePosted { .. });
+        let added = batched.count;
+        batched.count -= failed.buffers.len();
+        for (item, buffer) in items[batched.count..added].iter_mut().zip(failed.buffers) {
+            *item = Item::Returned(buffer);
         }
-        added = posted;
-        failure = Some(rdma_safe::Error::from(failed.error).into());
+        batched.failure = Some(rdma_safe::Error::from(failed.error).into());
     }
-    (first.unwrap_or(0), added, failure)
+    batched
 }

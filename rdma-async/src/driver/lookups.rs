@@ -48,14 +48,16 @@ impl<S: Sharing> Lookups<S> {
             let answered = match next {
                 Ok(None) => return Answered::All,
                 // A request for another device or port is rejected. Its peer learns that.
-                Ok(Some(request)) => request.accept(&self.identity, &[]),
+                Ok(Some(request)) => {
+                    has_answered = true;
+                    request.accept(&self.identity, &[])
+                }
                 Err(error) if is_removed => return Answered::Removed(error),
                 // For example, the process has no descriptor left. The request is rejected.
                 Err(error) => Err(error),
             };
-            match answered {
-                Ok(()) => has_answered = true,
-                Err(error) => trace::handshake_failed(&error),
+            if let Err(error) = answered {
+                trace::handshake_failed(&error);
             }
         }
         // If none could be answered, the rest waits for the next event, instead of keeping the driver busy.

@@ -12,6 +12,7 @@ use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gid};
 
 use super::events::Source;
 use super::lookups::Lookups;
+use super::state::Origin;
 use crate::core::{Slot, Waiters};
 use crate::effects::Effects;
 use crate::{Error, Sharing};
@@ -142,7 +143,8 @@ impl<S: Sharing> Member<S> {
     /// The slot of an operation that has completed.
     #[inline(always)]
     pub(crate) fn completed(&mut self, sequence: u64) -> Slot {
-        self.in_flight -= 1;
+        // Work of which the provider does not say whether it was posted is not counted, and its connection has failed.
+        self.in_flight = self.in_flight.wrapping_sub(1);
         let index = self.index(sequence);
         mem::replace(&mut self.slots[index], Slot::NONE)
     }
@@ -162,6 +164,15 @@ impl<S: Sharing> Member<S> {
     #[inline(always)]
     pub(crate) fn is_full(&self) -> bool {
         self.in_flight >= self.sends
+    }
+
+    /// Hands out the oldest message.
+    #[inline(always)]
+    pub(crate) fn take_message<O: Origin>(&mut self) -> Option<(Completion, O)> {
+        let message = self.inbox.pop_front()?;
+        let origin = O::take(&mut self.senders)?;
+        self.kept += 1;
+        Some((message, origin))
     }
 
     /// Number of operations that can be posted before the send queue is full.

@@ -12,7 +12,7 @@ use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
 use super::state::{Counts, Done, Origin, Received, State, Unposted, Unusual};
 use crate::core::{Slot, Slots, Ticket, Waiters};
-use crate::effects::Effects;
+use crate::effects::{Effects, wake};
 use crate::{Request, Result, Sharing};
 
 /// A completion queue, its connections, and their operations in flight.
@@ -129,12 +129,7 @@ impl<S: Sharing> Queue<S> {
 
     /// Takes the oldest message.
     pub(crate) fn try_receive(&self, key: EndpointKey) -> Option<Completion> {
-        S::with(&self.state, |state| {
-            let member = state.member(key)?;
-            let message = member.inbox.pop_front()?;
-            member.kept += 1;
-            Some(message)
-        })
+        S::with(&self.state, |state| state.member(key)?.take_message::<()>()).map(|(message, ())| message)
     }
 
     /// A task stops to wait for room. If it was notified, the next one is notified instead.
@@ -158,10 +153,10 @@ impl<S: Sharing> Queue<S> {
             let (was_notified, waker) = waiters.leave(ticket);
             (waker, if was_notified && is_some { waiters.notify() } else { None })
         });
-        drop(waker);
         if let Some(next) = next {
-            next.wake();
+            wake(next);
         }
+        drop(waker);
     }
 
     /// Takes the oldest message, or waits for the next one.

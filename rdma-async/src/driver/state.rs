@@ -51,6 +51,14 @@ pub(crate) enum Unposted<R> {
     Failed(Failed),
 }
 
+/// Why a task cannot post now.
+pub(super) enum Held {
+    /// It waits for room, until the ticket is notified.
+    Waiting(Ticket),
+    /// The connection takes no more work.
+    Ended(Error),
+}
+
 /// An operation that [`State::post`] has not posted.
 pub(super) enum Unusual<R> {
     /// The send queue is full, or the connection has ended.
@@ -148,6 +156,46 @@ impl<S: Sharing> State<S> {
         }
     }
 
+    /// Returns the waker when it is the turn of a task that found the queue full, and there is room. Else the task waits for that, with
+    /// its ticket or with a new one at the end.
+    pub(super) fn admit(
+        &mut self,
+        key: EndpointKey,
+        ticket: Option<Ticket>,
+        waker: Waker,
+        effects: &mut Effects,
+    ) -> Result<Waker, Held> {
+        let State { members, counts, broken, .. } = self;
+        let Some(member) = find(members, key) else {
+            effects.drop_waker(Some(waker));
+            return Err(Held::Ended(Ended::of_removed(broken).error()));
+        };
+        if let Some(ended) = &member.ended {
+            let error = ended.error();
+            effects.drop_waker(Some(waker));
+            effects.drop_waker(ticket.and_then(|ticket| member.room.leave(ticket).1));
+            return Err(Held::Ended(error));
+        }
+        let Some(ticket) = ticket else {
+            if member.has_room() {
+                return Ok(waker);
+            }
+            counts.waited += 1;
+            return Err(Held::Waiting(member.room.join(waker)));
+        };
+        if !member.room.is_notified(&ticket) {
+            effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
+            return Err(Held::Waiting(ticket));
+        }
+        if member.is_full() {
+            // Another operation has taken the place.
+            member.room.rejoin(&ticket, waker);
+            return Err(Held::Waiting(ticket));
+        }
+        member.room.leave(ticket);
+        Ok(waker)
+    }
+
     /// Posts an operation, or waits for room with the ticket, or with another one at the end.
     #[cold]
     pub(super) fn post_or_wait<R: Request>(
@@ -159,32 +207,16 @@ impl<S: Sharing> State<S> {
         waker: Waker,
         effects: &mut Effects,
     ) -> Result<Slot, Unposted<R>> {
-        let State { members, set, slots, counts, broken, .. } = self;
+        let waker = match self.admit(key, ticket, waker, effects) {
+            Ok(waker) => waker,
+            Err(Held::Waiting(ticket)) => return Err(Unposted::Waiting(request, ticket)),
+            Err(Held::Ended(error)) => return Err(Unposted::Failed(refuse(request, error))),
+        };
+        let State { members, set, slots, counts, .. } = self;
         let Some(member) = find(members, key) else {
             effects.drop_waker(Some(waker));
-            return Err(Unposted::Failed(refuse(request, Ended::of_removed(broken).error())));
+            return Err(Unposted::Failed(refuse(request, Error::Closed)));
         };
-        if let Some(ended) = &member.ended {
-            let error = ended.error();
-            effects.drop_waker(Some(waker));
-            effects.drop_waker(ticket.and_then(|ticket| member.room.leave(ticket).1));
-            return Err(Unposted::Failed(refuse(request, error)));
-        }
-        if let Some(ticket) = ticket {
-            if !member.room.is_notified(&ticket) {
-                effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
-                return Err(Unposted::Waiting(request, ticket));
-            }
-            if member.is_full() {
-                // Another operation has taken the place.
-                member.room.rejoin(&ticket, waker);
-                return Err(Unposted::Waiting(request, ticket));
-            }
-            member.room.leave(ticket);
-        } else if !member.has_room() {
-            counts.waited += 1;
-            return Err(Unposted::Waiting(request, member.room.join(waker)));
-        }
         let waker = if awaited {
             Some(waker)
         } else {
@@ -213,12 +245,9 @@ impl<S: Sharing> State<S> {
         let Some(member) = find(members, key) else {
             return (Received::Ended(Ended::of_removed(broken)), [Some(waker), None]);
         };
-        let oldest = member.inbox.pop_front().and_then(|message| Some((message, O::take(&mut member.senders)?)));
+        let oldest = member.take_message();
         let received = match (oldest, &member.ended) {
-            (Some((message, origin)), _) => {
-                member.kept += 1;
-                Received::Message(message, origin)
-            }
+            (Some((message, origin)), _) => Received::Message(message, origin),
             (None, Some(ended)) => Received::Ended(ended.clone()),
             (None, None) => {
                 counts.starved += u64::from(member.kept == member.receives);

@@ -126,8 +126,9 @@ impl Connection {
 
     /// Ends the connection, and returns the buffers of all work that was not handed out, like [`Endpoint::close`].
     ///
-    /// Poll the completions of earlier sends first: work in flight ends, and may not have reached the peer. Until the peer has
-    /// confirmed the disconnect, its messages still arrive in posted receives, and their buffers are returned unread.
+    /// Poll the completions of earlier sends first: sends in flight are flushed, and may not have reached the peer. Without sends in
+    /// flight, the peer is answered until it has confirmed the disconnect, or until the timeout. Its messages arrive in posted
+    /// receives, whose buffers are returned unread, and it can use exposed memory. To cut a peer off at once, drop the connection.
     ///
     /// # Errors
     /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within the
@@ -143,7 +144,8 @@ impl Connection {
     /// # Errors
     /// [`DisconnectError`], as with [`Connection::disconnect`].
     pub fn start_disconnect(mut self) -> Result<Handshake<Disconnected>, DisconnectError> {
-        let started = self.side.disconnect(|ended_by| self.endpoint.flush(ended_by));
+        let has_sends = self.endpoint.sends_in_flight() != 0;
+        let started = self.side.disconnect(has_sends, |ended_by| self.endpoint.flush(ended_by));
         let Connection { endpoint, side, timeout, .. } = self;
         match started {
             Ok(true) => Ok(Handshake::waiting(endpoint, side, Step::Disconnect, timeout)),

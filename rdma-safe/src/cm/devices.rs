@@ -39,7 +39,9 @@ impl Domain {
 
     /// Whether the device was removed since it was opened. Then its calls fail, even if it has come back.
     fn is_removed(&self) -> bool {
-        self.pd.context().query_port(1).is_err()
+        let queried = self.pd.context().query_port(1);
+        let errno = queried.err().and_then(|error| error.errno()).map(|errno| errno.0);
+        matches!(errno, Some(libc::EIO | libc::ENODEV | libc::ENXIO))
     }
 }
 
@@ -57,8 +59,12 @@ impl Devices {
     /// # Errors
     /// Errors of opening the device.
     pub fn domain(&self, device: &str) -> Result<ProtectionDomain> {
-        let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        domains.retain(|domain| !(domain.is_of(device) && domain.is_own && domain.is_removed()));
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().iter().find(|domain| domain.is_of(device)).cloned();
+        // Without the lock, since this is a system call.
+        let removed = known.filter(|domain| domain.is_own && domain.is_removed());
+        let mut domains = lock();
+        domains.retain(|domain| removed.as_ref().is_none_or(|removed| !removed.pd.is_same(&domain.pd)));
         if let Some(domain) = domains.iter().find(|domain| domain.is_of(device)) {
             return Ok(domain.pd.clone());
         }

@@ -157,10 +157,16 @@ impl SetConnection {
 
     /// Like [`SetConnection::disconnect`], without blocking. The endpoint is removed when the handshake ends.
     ///
+    /// Until then, [`EndpointSet::poll`] can still return messages of the peer, as [`Connection::disconnect`] describes. To cut a peer
+    /// off at once, drop this object and call [`EndpointSet::remove`].
+    ///
+    /// [`Connection::disconnect`]: super::Connection::disconnect
+    ///
     /// # Errors
     /// [`DisconnectError`], as with [`SetConnection::disconnect`].
     pub fn start_disconnect(mut self, set: &mut EndpointSet) -> Result<Handshake<SetDisconnected>, DisconnectError> {
-        let started = self.side.disconnect(|ended_by| flush(set, self.key, ended_by));
+        let has_sends = set.endpoint(self.key).is_some_and(|endpoint| endpoint.sends_in_flight() != 0);
+        let started = self.side.disconnect(has_sends, |ended_by| flush(set, self.key, ended_by));
         let SetConnection { side, key, timeout, .. } = self;
         match started {
             Ok(is_waiting) => {

@@ -171,13 +171,17 @@ impl Side {
         Ok(!self.ended)
     }
 
-    /// Starts to end the connection. Returns whether the confirmation has to follow. If the peer has ended it, calls `flush`.
+    /// Starts to end the connection. Returns whether the confirmation has to follow.
     ///
-    /// Until then the queue pair goes on. The network may lose the disconnect or the last ACK of this end, and the peer would take
-    /// the silence of a queue pair in the error state for a failure.
-    pub(super) fn disconnect(&mut self, flush: impl FnMut(EndedBy) -> Result<()>) -> Result<bool> {
-        if !self.is_connected(flush)? {
+    /// Calls `flush` if the peer has ended the connection, or if it `has_sends`, which end now. Otherwise, the queue pair leaves RTS
+    /// only when the peer confirms. Until then it acknowledges packets. In the error state it would not, and a peer that missed the
+    /// disconnect or an ACK, because the network lost it, would report a failure.
+    pub(super) fn disconnect(&mut self, has_sends: bool, mut flush: impl FnMut(EndedBy) -> Result<()>) -> Result<bool> {
+        if !self.is_connected(&mut flush)? {
             return Ok(false);
+        }
+        if has_sends {
+            flush(EndedBy::Program)?;
         }
         self.id.disconnect().map_err(|error| self.call_failed(Step::Disconnect, error))?;
         Ok(true)
@@ -195,6 +199,7 @@ impl Side {
 /// The cause of the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EndedBy {
+    Program,
     Peer,
     /// The device was removed.
     Device,

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use rdma_safe::Operation;
 use rdma_safe::cm::{Cause, Step};
+use rdma_safe::{Operation, WcStatus};
 
 use crate::{DEADLINE, Ends, failure, network, pending, ready};
 
@@ -40,6 +40,18 @@ fn a_peer_is_answered_until_it_has_received_the_disconnect() {
     let sent = server.wait(DEADLINE).unwrap().ok().unwrap();
     assert_eq!(sent.operation, Operation::Send);
     drop(disconnecting);
+}
+
+#[test]
+fn sends_in_flight_end_with_the_disconnect() {
+    let mut ends = Ends::new();
+    let [mut client, mut server] = ends.connected();
+    network::script(|script| script.loses_confirmations = true);
+    client.send(ends.filled(b"not polled")).unwrap();
+    let _disconnecting = pending(client.start_disconnect().unwrap());
+    assert_eq!(server.wait(DEADLINE).unwrap().ok().unwrap().buffer.as_deref(), Some(&b"not polled"[..]));
+    server.send(ends.filled(b"late")).unwrap();
+    assert_eq!(server.wait(DEADLINE).unwrap().status, WcStatus::RETRY_EXC_ERR);
 }
 
 #[test]
