@@ -129,6 +129,7 @@ fn run_client(options: &Options) -> Result<()> {
         options.show(&format!("ping data: {text}"))?;
         number = number.wrapping_add(1);
     }
+    ping::finish_sends(&mut connection)?;
     connection.disconnect()?;
     Ok(())
 }

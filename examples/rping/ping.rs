@@ -73,6 +73,12 @@ fn next(connection: &mut Connection, operation: Operation) -> Result<Option<Comp
     }
 }
 
+/// Takes the completions of the last sends: a disconnect flushes those that the peer has not acknowledged.
+pub(crate) fn finish_sends(connection: &mut Connection) -> Result<()> {
+    while connection.sends_in_flight() != 0 && next(connection, Operation::Send)?.is_some() {}
+    Ok(())
+}
+
 fn send(connection: &mut Connection, message: [u8; MESSAGE]) -> Result<()> {
     let mut outbox = connection.pd().allocate(MESSAGE)?;
     outbox.fill_from(&message)?;

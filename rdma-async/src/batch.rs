@@ -39,6 +39,8 @@ use crate::{Error, Sharing, coop};
 ///
 /// A batch holds its buffers until it is posted. Bound its length, so that the pool has memory for other tasks.
 ///
+/// Lists, atomics and datagrams are posted one at a time.
+///
 /// # Errors
 /// [`FailedBatch`], with the buffers. If an operation cannot be posted, for example because its buffer is of another protection
 /// domain, the operations after it are not posted.

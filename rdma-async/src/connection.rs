@@ -137,7 +137,7 @@ impl<S: Sharing> Connection<S> {
         old_value(&self.start(OneBuffer(Work::fetch_add(operand, remote, add))).await?)
     }
 
-    /// A batch of operations, which are posted together: [`Batch`].
+    /// Starts a batch of operations to post together.
     pub fn batch(&self) -> Batch<'_, S> {
         Batch::new(&self.inner)
     }
@@ -157,13 +157,14 @@ impl<S: Sharing> Connection<S> {
 
     /// The next message, if it has arrived. Never waits.
     ///
-    /// `None` does not tell whether the connection has ended; [`Connection::receive`] does. With both, a service answers requests
-    /// that have arrived together by one [`Batch`]:
+    /// `None` does not tell whether the connection has ended; [`Connection::receive`] does. Use both to answer waiting requests
+    /// with one [`Batch`]:
     ///
     /// ```no_run
     /// # fn answer(request: &[u8]) -> Vec<u8> { request.to_vec() }
     /// # async fn serve(connection: rdma_async::Connection) -> rdma_async::Result<()> {
     /// while let Some(request) = connection.receive().await? {
+    ///     // Bounded, so that replies do not wait and other tasks run.
     ///     let mut batch = connection.batch().send(connection.buffer_of(&answer(&request)).await?);
     ///     while batch.len() < 16 {
     ///         let Some(request) = connection.try_receive() else { break };
@@ -174,6 +175,10 @@ impl<S: Sharing> Connection<S> {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// A task that is dropped meanwhile loses the requests that it has taken. While `posted` waits for room, no request is
+    /// taken, so a client should have fewer requests under way than the service has
+    /// [receives](crate::ListenerBuilder::receives). The pool needs memory for such a batch of each connection.
     pub fn try_receive(&self) -> Option<Message<S>> {
         self.inner.queue.try_receive(self.inner.key).map(|message| self.inner.message(message))
     }

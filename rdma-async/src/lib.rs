@@ -52,8 +52,8 @@
 //! With [`Local`], nothing is `Send` and nothing is locked. The driver is a task of the executor of the thread: tokio's `LocalSet`,
 //! compio or monoio. The thread sleeps when neither the driver nor another task has anything to do.
 //!
-//! The main task of a multi-threaded tokio runtime has a thread of its own, so each of its wake-ups crosses threads. Spawn tasks
-//! to exchange many messages.
+//! `#[tokio::main]` runs `main` on a separate thread, so each wake-up of `main` crosses threads. Exchange many messages in spawned
+//! tasks.
 //!
 //! # Cancellation
 //!
@@ -61,7 +61,7 @@
 //! |---|---|
 //! | operation, before it was posted or while it waits for room | is not posted, its memory is dropped |
 //! | operation in flight | goes on; its memory is dropped when the device no longer uses it |
-//! | [`Connection::batch`] | what was posted goes on; the rest is not posted |
+//! | [`Connection::batch`] | posted operations go on; the others are not posted |
 //! | [`Connection::receive`] | loses no message |
 //! | [`Connector::connect`] | ends the handshake |
 //! | [`Listener::accept`] | loses no connection |

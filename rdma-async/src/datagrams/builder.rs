@@ -93,7 +93,7 @@ impl<S: Sharing> DatagramsBuilder<S> {
     /// [`CmError::OtherDevice`](rdma_safe::cm::CmError::OtherDevice).
     ///
     /// By default, all sockets and connections of a driver on a device share a domain. A socket reaches only peers and groups that
-    /// were found in its domain, and senders of datagrams that have arrived in it.
+    /// were found in its domain. It answers senders whose datagrams arrived at its port.
     pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
         self.pd = Some(pd.clone());
         self

@@ -128,6 +128,8 @@ impl<S: Sharing> Clone for Datagrams<S> {
 impl<S: Sharing> Datagrams<S> {
     /// Looks up the service at the first of these addresses that answers.
     ///
+    /// A service that was restarted is another peer, so look it up again. Datagrams to the old one are lost without an error.
+    ///
     /// # Errors
     /// [`Error::Rdma`] with the step that has failed and the cause, for the last address; [`Error::Name`];
     /// [`Error::Closed`]; [`Error::DriverStopped`].

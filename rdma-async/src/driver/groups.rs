@@ -6,14 +6,14 @@ use super::queue::Queue;
 use crate::Sharing;
 
 impl<S: Sharing> Queue<S> {
-    /// Receives the datagrams of a group, until [`Queue::leave_group`] was called as often.
+    /// Delivers the datagrams of a group. Each call needs one of [`Queue::leave_group`].
     pub(crate) fn join_group(&self, key: EndpointKey, gid: Gid, lid: u16) -> Result<()> {
         S::with(&self.state, |state| {
             let (set, member) = state.with_set(key);
             let (Some(member), Some(mut endpoint)) = (member, set.endpoint(key)) else {
                 return Err(Error::NoSuchEndpoint);
             };
-            // It joins a group only once.
+            // Attaching twice has no effect.
             endpoint.attach_mcast(gid, lid)?;
             member.groups.push((gid, lid));
             Ok(())

@@ -126,9 +126,10 @@ impl Connection {
 
     /// Ends the connection, and returns the buffers of all work that was not handed out, like [`Endpoint::close`].
     ///
-    /// Poll the completions of earlier sends first: sends in flight are flushed, and may not have reached the peer. Without sends in
-    /// flight, the peer is answered until it has confirmed the disconnect, or until the timeout. Its messages arrive in posted
-    /// receives, whose buffers are returned unread, and it can use exposed memory. To cut a peer off at once, drop the connection.
+    /// Poll the completions of earlier sends first: sends in flight are flushed, and may not have reached the peer. Without
+    /// sends in flight, the peer is answered until it has confirmed the disconnect, or until the timeout. Its messages arrive
+    /// in posted receives, whose buffers are returned unread, and it can use exposed memory. To cut a peer off at once, drop
+    /// the connection.
     ///
     /// # Errors
     /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within the

@@ -258,8 +258,7 @@ impl DatagramListener {
         Ok(Some((self.0.devices.domain_of(id)?, id.port().unwrap_or(1))))
     }
 
-    /// Whether the device of the listener's address was removed, as far as [`DatagramListener::next`] has noticed. Then no request
-    /// arrives any more: drop the listener.
+    /// Whether [`DatagramListener::next`] has seen the removal of the device. After it, no request arrives: drop the listener.
     #[must_use]
     pub fn is_removed(&self) -> bool {
         self.0.is_removed()

@@ -157,8 +157,8 @@ impl SetConnection {
 
     /// Like [`SetConnection::disconnect`], without blocking. The endpoint is removed when the handshake ends.
     ///
-    /// Until then, [`EndpointSet::poll`] can still return messages of the peer, as [`Connection::disconnect`] describes. To cut a peer
-    /// off at once, drop this object and call [`EndpointSet::remove`].
+    /// Until then, [`EndpointSet::poll`] can still return messages of the peer, as [`Connection::disconnect`] describes. To cut
+    /// a peer off at once, drop this object and call [`EndpointSet::remove`].
     ///
     /// [`Connection::disconnect`]: super::Connection::disconnect
     ///
