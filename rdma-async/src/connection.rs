@@ -61,6 +61,8 @@ impl<S: Sharing> Clone for Connection<S> {
 
 impl<S: Sharing> Connection<S> {
     /// Sends the bytes of `buffer` as one message. Ready when the peer's device has acknowledged it.
+    ///
+    /// If the peer ends the connection before, the send fails, although the message may have arrived.
     #[inline]
     pub fn send(&self, buffer: Buffer) -> Operation<'_, S, SendOne> {
         self.start(SendOne(buffer))
