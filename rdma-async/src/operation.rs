@@ -23,7 +23,7 @@ use crate::{Error, Failed, Request, Sharing, coop};
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Operation<'c, S: Sharing, R: Request> {
     connection: &'c Inner<S>,
-    /// `drop` takes what is left. Whoever sets it has taken the state before, so there is nothing to drop.
+    /// `drop` handles what is left. A state is taken before another one is assigned, so an assignment need not drop it.
     state: ManuallyDrop<State<R>>,
 }
 

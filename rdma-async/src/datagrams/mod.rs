@@ -176,11 +176,12 @@ impl<S: Sharing> Datagrams<S> {
     /// Sends the bytes of `buffer` to a [`Peer`] or to a [`Group`]. Ready when the device has sent the datagram.
     ///
     /// # Errors
-    /// [`Failed`], with the buffer. A datagram that is too long is not posted: [`Error::Rdma`] with
-    /// [`PostError::DatagramTooLong`](rdma_safe::PostError::DatagramTooLong). A peer of another protection domain, such as
-    /// that of another driver, is refused with [`PostError::ForeignPeer`](rdma_safe::PostError::ForeignPeer). A sender whose
-    /// datagram arrived at another port is refused with
-    /// [`AddressError::OtherPort`](rdma_safe::address::AddressError::OtherPort).
+    /// [`Failed`], with the buffer. [`Error::Rdma`] names why a datagram was not posted:
+    /// - [`PostError::DatagramTooLong`](rdma_safe::PostError::DatagramTooLong): it exceeds
+    ///   [`max_datagram`](Datagrams::max_datagram).
+    /// - [`PostError::ForeignPeer`](rdma_safe::PostError::ForeignPeer): the peer is of another protection domain, such as that
+    ///   of another driver.
+    /// - [`AddressError::OtherPort`](rdma_safe::address::AddressError::OtherPort): the peer has sent a datagram to another port.
     #[inline]
     pub fn send_to(&self, buffer: Buffer, to: &impl AsRef<Peer>) -> Operation<'_, S, SendTo> {
         self.start(Work::send(buffer), to.as_ref())

@@ -13,7 +13,7 @@ use crate::Sharing;
 ///
 /// Made by [`Datagrams::peer`](crate::Datagrams::peer) and [`Datagrams::receive_from`](crate::Datagrams::receive_from). Cloning is
 /// cheap. Two peers are equal if they are the same queue pair of the same port, so a peer can be the key of a map. On InfiniBand,
-/// datagrams with a global route header, such as those of a group, and without one have different senders.
+/// datagrams of a group have a global route header, and others have none. Their sender then counts as two peers.
 #[derive(Clone)]
 pub struct Peer(Kind);
 

@@ -161,7 +161,7 @@ impl<S: Sharing> State<S> {
     }
 }
 
-/// What was posted with one doorbell.
+/// The result of one doorbell.
 struct Batched {
     /// The first sequence number.
     first: u64,

@@ -156,8 +156,8 @@ impl<S: Sharing> State<S> {
         }
     }
 
-    /// Returns the waker when it is the turn of a task that found the queue full, and there is room. Else the task waits for
-    /// that, with its ticket or with a new one at the end.
+    /// Returns the waker if the task may post now: its turn has come, and there is room. Otherwise the task waits, with its
+    /// ticket or with a new one at the end.
     pub(super) fn admit(
         &mut self,
         key: EndpointKey,

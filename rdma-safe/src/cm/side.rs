@@ -173,9 +173,9 @@ impl Side {
 
     /// Starts to end the connection. Returns whether the confirmation has to follow.
     ///
-    /// Calls `flush` if the peer has ended the connection, or if it `has_sends`, which end now. Otherwise, the queue pair
-    /// leaves RTS only when the peer confirms. Until then it acknowledges packets. In the error state it would not, and a peer
-    /// that missed the disconnect or an ACK, because the network lost it, would report a failure.
+    /// Calls `flush` if the peer has ended the connection, or to end sends in flight (`has_sends`). Otherwise, the queue pair
+    /// stays in RTS until the peer confirms, and acknowledges packets. In the error state it would not: a peer for which the
+    /// network lost the disconnect or an ACK would report a failure.
     pub(super) fn disconnect(&mut self, has_sends: bool, mut flush: impl FnMut(EndedBy) -> Result<()>) -> Result<bool> {
         if !self.is_connected(&mut flush)? {
             return Ok(false);

@@ -48,8 +48,8 @@ fn sends_in_flight_end_with_the_disconnect() {
     let [mut client, mut server] = ends.connected();
     network::script(|script| script.loses_confirmations = true);
     client.send(ends.filled(b"not polled")).unwrap();
-    let _disconnecting = pending(client.start_disconnect().unwrap());
     assert_eq!(server.wait(DEADLINE).unwrap().ok().unwrap().buffer.as_deref(), Some(&b"not polled"[..]));
+    let _disconnecting = pending(client.start_disconnect().unwrap());
     server.send(ends.filled(b"late")).unwrap();
     assert_eq!(server.wait(DEADLINE).unwrap().status, WcStatus::RETRY_EXC_ERR);
 }

@@ -93,7 +93,7 @@ pub(in crate::endpoint) struct HostPort {
 /// The sender of a datagram.
 ///
 /// Two senders are equal if they are the same queue pair of the same port, heard at the same port of this host. On InfiniBand,
-/// datagrams with a global route header, such as those of a multicast group, and without one have different senders.
+/// datagrams of a multicast group have a global route header, and others have none. Their peer then counts as two senders.
 #[derive(Clone, Copy)]
 pub struct DatagramSender {
     qp_num: u32,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::identity::DatagramIdentity;
-use super::peer::{DatagramSender, HostPort};
+use super::peer::DatagramSender;
 use crate::address::Arrival;
 use crate::address::Grh;
 use crate::endpoint::completion::{Completion, RECEIVE};
@@ -13,7 +13,6 @@ use crate::{AddressHandle, Buffer, Result, Sge, WcStatus, WorkCompletion};
 /// State of datagrams in flight, for each slot of the two rings.
 pub(in crate::endpoint) struct DatagramSlots {
     pub(super) identity: DatagramIdentity,
-    port: HostPort,
     /// [`Grh::LEN`] bytes for each receive.
     ///
     /// The device writes the headers of posted receives, so this buffer must not be read as a whole.
@@ -29,7 +28,6 @@ impl DatagramSlots {
         let [sends, receives] = [sends, receives].map(slot_count);
         Ok(DatagramSlots {
             headers: identity.pd().allocate(receives * Grh::LEN)?,
-            port: identity.host_port(),
             identity,
             senders: vec![None; receives].into(),
             handles: vec![None; sends].into(),
@@ -67,7 +65,7 @@ impl DatagramSlots {
         // SAFETY: `headers` has initialised bytes for each slot, and the slot is in range. The device writes only the
         // headers of posted receives. This receive is not posted: posting clears its sender.
         let header = unsafe { self.headers.as_ptr_of(slot_index * Grh::LEN).cast::<[u8; Grh::LEN]>().read() };
-        Some(DatagramSender::new(qp_num, self.port, arrival, Grh::parse(&header)?))
+        Some(DatagramSender::new(qp_num, self.identity.host_port(), arrival, Grh::parse(&header)?))
     }
 
     /// Keeps the address handle of the send with this number.
