@@ -11,8 +11,8 @@ use rdma_safe::cm::Address;
 use rdma_safe::{Buffer, EndpointKey, Gather, ProtectionDomain, RemoteMemory, Work};
 
 use crate::driver::queue::Queue;
-use crate::operation::Operation;
-use crate::receive::{Message, Receive};
+use crate::operation::{Operation, OwnedOperation};
+use crate::receive::{Message, Receive, Receiver};
 use crate::request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
 use crate::{Batch, Driver, Error, Result, Sharing, Threads, trace};
 
@@ -68,6 +68,11 @@ impl<S: Sharing> Connection<S> {
         self.start(SendOne(buffer))
     }
 
+    /// Like [`Connection::send`], for futures and protocols that store the operation.
+    pub fn send_owned(&self, buffer: Buffer) -> OwnedOperation<S, SendOne> {
+        OwnedOperation::new(self.inner.clone(), SendOne(buffer))
+    }
+
     /// Like [`Connection::send`], with 32 bits of immediate data for [`Message::immediate`].
     #[inline]
     pub fn send_with_immediate(&self, buffer: Buffer, immediate: u32) -> Operation<'_, S, OneBuffer> {
@@ -113,6 +118,11 @@ impl<S: Sharing> Connection<S> {
     #[inline]
     pub fn read(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, ReadOne> {
         self.start(ReadOne(buffer, remote))
+    }
+
+    /// Like [`Connection::read`], for futures and protocols that store the operation.
+    pub fn read_owned(&self, buffer: Buffer, remote: RemoteMemory) -> OwnedOperation<S, ReadOne> {
+        OwnedOperation::new(self.inner.clone(), ReadOne(buffer, remote))
     }
 
     /// Reads the peer's memory into several buffers.
@@ -183,6 +193,12 @@ impl<S: Sharing> Connection<S> {
     /// [receives](crate::ListenerBuilder::receives). The pool needs memory for such a batch of each connection.
     pub fn try_receive(&self) -> Option<Message<S>> {
         self.inner.queue.try_receive(self.inner.key).map(|message| self.inner.message(message))
+    }
+
+    /// Takes messages by a function that is polled, for futures and protocols that store their place in the queue of readers.
+    #[must_use]
+    pub fn receiver(&self) -> Receiver<S> {
+        Receiver::new(self.inner.clone())
     }
 
     /// A buffer of `len` bytes to send, once there is one.

@@ -23,6 +23,23 @@ use crate::{Error, Failed, Request, Sharing, coop};
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Operation<'c, S: Sharing, R: Request> {
     connection: &'c Inner<S>,
+    progress: Progress<R>,
+}
+
+/// An [`Operation`] that borrows nothing, for futures and protocols that store their operations.
+///
+/// It counts as a handle of its connection.
+///
+/// # Errors
+/// Like [`Operation`].
+#[must_use = "a future does nothing unless it is polled"]
+pub struct OwnedOperation<S: Sharing, R: Request> {
+    connection: S::Rc<Inner<S>>,
+    progress: Progress<R>,
+}
+
+/// How far an operation is.
+struct Progress<R> {
     /// `drop` handles what is left. A state is taken before another one is assigned, so an assignment need not drop it.
     state: ManuallyDrop<State<R>>,
 }
@@ -40,12 +57,12 @@ enum State<R> {
 impl<'c, S: Sharing, R: Request> Operation<'c, S, R> {
     #[inline(always)]
     pub(crate) fn new(connection: &'c Inner<S>, request: R) -> Self {
-        Operation { connection, state: ManuallyDrop::new(State::New(request)) }
+        Operation { connection, progress: Progress::new(State::New(request)) }
     }
 
     /// An operation that fails when it is polled.
     pub(crate) fn refused(connection: &'c Inner<S>, failed: Failed) -> Self {
-        Operation { connection, state: ManuallyDrop::new(State::Refused(Box::new(failed))) }
+        Operation { connection, progress: Progress::new(State::Refused(Box::new(failed))) }
     }
 
     /// Waits only until the operation is posted. Its memory is dropped when it has completed.
@@ -58,28 +75,28 @@ impl<'c, S: Sharing, R: Request> Operation<'c, S, R> {
     }
 }
 
+impl<S: Sharing, R: Request> OwnedOperation<S, R> {
+    pub(crate) fn new(connection: S::Rc<Inner<S>>, request: R) -> Self {
+        OwnedOperation { connection, progress: Progress::new(State::New(request)) }
+    }
+}
+
 impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
     type Output = Result<R::Memory, Failed>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::InFlight(slot) = *self.state {
-            let queue = &self.connection.queue;
-            return match queue.take(slot, context) {
-                None => Poll::Pending,
-                Some(done) => {
-                    self.state = ManuallyDrop::new(State::Finished);
-                    Poll::Ready(R::memory(done).map_err(|done| failed(queue, done)))
-                }
-            };
-        }
-        match ready!(self.post(true, context)) {
-            Ok(slot) => {
-                self.state = ManuallyDrop::new(State::InFlight(slot));
-                Poll::Pending
-            }
-            Err(failed) => Poll::Ready(Err(failed)),
-        }
+        let connection = self.connection;
+        self.progress.poll(connection, context)
+    }
+}
+
+impl<S: Sharing, R: Request> Future for OwnedOperation<S, R> {
+    type Output = Result<R::Memory, Failed>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        this.progress.poll(&this.connection, context)
     }
 }
 
@@ -96,7 +113,8 @@ impl<S: Sharing, R: Request> Future for Posting<'_, S, R> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let coop = ready!(coop::poll_proceed(context));
-        match ready!(self.0.post(false, context)) {
+        let connection = self.0.connection;
+        match ready!(self.0.progress.post(connection, false, context)) {
             Ok(_) => {
                 coop.made_progress();
                 Poll::Ready(Ok(()))
@@ -124,28 +142,68 @@ pub(crate) fn failed<S: Sharing>(queue: &Queue<S>, done: Done) -> Failed {
 impl<S: Sharing, R: Request> Drop for Operation<'_, S, R> {
     #[inline]
     fn drop(&mut self) {
-        if !matches!(*self.state, State::Finished) {
-            self.cancel();
-        }
+        self.progress.end(self.connection);
     }
 }
 
-impl<S: Sharing, R: Request> Operation<'_, S, R> {
+impl<S: Sharing, R: Request> Drop for OwnedOperation<S, R> {
+    fn drop(&mut self) {
+        self.progress.end(&self.connection);
+    }
+}
+
+impl<R: Request> Progress<R> {
+    #[inline(always)]
+    fn new(state: State<R>) -> Self {
+        Progress { state: ManuallyDrop::new(state) }
+    }
+
+    #[inline(always)]
+    fn poll<S: Sharing>(&mut self, connection: &Inner<S>, context: &Context<'_>) -> Poll<Result<R::Memory, Failed>> {
+        if let State::InFlight(slot) = *self.state {
+            let queue = &connection.queue;
+            return match queue.take(slot, context) {
+                None => Poll::Pending,
+                Some(done) => {
+                    self.state = ManuallyDrop::new(State::Finished);
+                    Poll::Ready(R::memory(done).map_err(|done| failed(queue, done)))
+                }
+            };
+        }
+        match ready!(self.post(connection, true, context)) {
+            Ok(slot) => {
+                self.state = ManuallyDrop::new(State::InFlight(slot));
+                Poll::Pending
+            }
+            Err(failed) => Poll::Ready(Err(failed)),
+        }
+    }
+
     /// Posts the operation, or waits for room. Pending while it waits.
     #[inline(always)]
-    fn post(&mut self, awaited: bool, context: &Context<'_>) -> Poll<Result<Slot, Failed>> {
+    fn post<S: Sharing>(
+        &mut self,
+        connection: &Inner<S>,
+        awaited: bool,
+        context: &Context<'_>,
+    ) -> Poll<Result<Slot, Failed>> {
         if !matches!(*self.state, State::New(_)) {
-            return self.post_later(awaited, context);
+            return self.post_later(connection, awaited, context);
         }
         let State::New(request) = mem::replace(&mut *self.state, State::Finished) else { return Poll::Pending };
-        let posted = self.connection.queue.post(self.connection.key, request, awaited, context);
+        let posted = connection.queue.post(connection.key, request, awaited, context);
         self.posted_or_waits(posted)
     }
 
     #[cold]
     #[inline(never)]
-    fn post_later(&mut self, awaited: bool, context: &Context<'_>) -> Poll<Result<Slot, Failed>> {
-        let Inner { queue, key, .. } = self.connection;
+    fn post_later<S: Sharing>(
+        &mut self,
+        connection: &Inner<S>,
+        awaited: bool,
+        context: &Context<'_>,
+    ) -> Poll<Result<Slot, Failed>> {
+        let Inner { queue, key, .. } = connection;
         // Before the state is taken, since `clone` can panic.
         let waker = context.waker().clone();
         match mem::replace(&mut *self.state, State::Finished) {
@@ -175,10 +233,18 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
         }
     }
 
+    /// Its future is dropped.
+    #[inline(always)]
+    fn end<S: Sharing>(&mut self, connection: &Inner<S>) {
+        if !matches!(*self.state, State::Finished) {
+            self.cancel(connection);
+        }
+    }
+
     #[cold]
     #[inline(never)]
-    fn cancel(&mut self) {
-        let Inner { queue, key, .. } = self.connection;
+    fn cancel<S: Sharing>(&mut self, connection: &Inner<S>) {
+        let Inner { queue, key, .. } = connection;
         match mem::replace(&mut *self.state, State::Finished) {
             State::Waiting(request, ticket) => {
                 queue.leave_room(*key, ticket);
@@ -188,20 +254,32 @@ impl<S: Sharing, R: Request> Operation<'_, S, R> {
             State::New(_) | State::Refused(_) | State::Finished => {}
         }
     }
-}
 
-impl<S: Sharing, R: Request> Unpin for Operation<'_, S, R> {}
-
-impl<S: Sharing, R: Request> fmt::Debug for Operation<'_, S, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match *self.state {
+    /// For `Debug`.
+    fn name(&self) -> &'static str {
+        match *self.state {
             State::New(_) => "not posted",
             State::Waiting(..) => "waits for room",
             State::InFlight(_) => "in flight",
             State::Refused(_) => "refused",
             State::Finished => "finished",
-        };
-        f.debug_struct("Operation").field("state", &state).finish_non_exhaustive()
+        }
+    }
+}
+
+impl<S: Sharing, R: Request> Unpin for Operation<'_, S, R> {}
+
+impl<S: Sharing, R: Request> Unpin for OwnedOperation<S, R> {}
+
+impl<S: Sharing, R: Request> fmt::Debug for Operation<'_, S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation").field("state", &self.progress.name()).finish_non_exhaustive()
+    }
+}
+
+impl<S: Sharing, R: Request> fmt::Debug for OwnedOperation<S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedOperation").field("state", &self.progress.name()).finish_non_exhaustive()
     }
 }
 

@@ -120,9 +120,66 @@ impl<S: Sharing> Future for Receive<'_, S> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match ready!(self.0.poll(context)) {
             Ok((message, ())) => Poll::Ready(Ok(Some(message))),
-            Err(Ended::Disconnected | Ended::Closed) => Poll::Ready(Ok(None)),
-            Err(ended) => Poll::Ready(Err(ended.error())),
+            Err(ended) => Poll::Ready(at_end(ended)),
         }
+    }
+}
+
+/// Takes the messages of a connection, by [`Receiver::poll_receive`].
+///
+/// For futures and protocols that store their place in the queue of readers. Made by
+/// [`Connection::receiver`](crate::Connection::receiver), and counts as a handle of the connection.
+pub struct Receiver<S: Sharing = Threads> {
+    connection: S::Rc<Inner<S>>,
+    ticket: Option<Ticket>,
+}
+
+impl<S: Sharing> Receiver<S> {
+    pub(crate) fn new(connection: S::Rc<Inner<S>>) -> Self {
+        Receiver { connection, ticket: None }
+    }
+
+    /// The next message, or `None` when the peer has ended the connection. Pending until there is one.
+    ///
+    /// Unlike [`Connection::receive`](crate::Connection::receive), it does not count for the
+    /// [budget of a task](https://docs.rs/tokio/latest/tokio/task/coop/index.html) of tokio.
+    ///
+    /// # Errors
+    /// Like [`Receive`].
+    pub fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message<S>>>> {
+        let Receiver { connection, ticket } = self;
+        // Before the ticket is taken, since `clone` can panic.
+        let waker = context.waker().clone();
+        match connection.queue.receive::<()>(connection.key, ticket.take(), waker) {
+            Received::Message(done, ()) => Poll::Ready(Ok(Some(connection.message(done)))),
+            Received::Waiting(waiting) => {
+                *ticket = Some(waiting);
+                Poll::Pending
+            }
+            Received::Ended(ended) => Poll::Ready(at_end(ended)),
+        }
+    }
+}
+
+impl<S: Sharing> Drop for Receiver<S> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.connection.queue.leave_readers(self.connection.key, ticket);
+        }
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Receiver<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receiver").field("waits", &self.ticket.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// What a reader learns at the end of a connection.
+fn at_end<S: Sharing>(ended: Ended) -> Result<Option<Message<S>>> {
+    match ended {
+        Ended::Disconnected | Ended::Closed => Ok(None),
+        ended => Err(ended.error()),
     }
 }
 
