@@ -10,7 +10,7 @@ use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet};
 
 use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
-use super::state::{Counts, Done, Origin, Received, State, Unposted, Unusual};
+use super::state::{BATCH, Counts, Done, Origin, Received, State, Unposted, Unusual};
 use crate::core::{Slot, Slots, Ticket, Waiters};
 use crate::effects::{Effects, wake};
 use crate::{Request, Result, Sharing};
@@ -298,10 +298,20 @@ impl<S: Sharing> Queue<S> {
         S::with(&self.state, |state| {
             let (set, Some(member)) = state.with_set(key) else { return };
             let Stage::Open(connection) = &mut member.stage else { return };
-            match connection.is_connected(set) {
-                Ok(true) => {}
-                Ok(false) => member.end(&Ended::Disconnected, &mut effects),
-                Err(error) => member.end(&Ended::Failed(Arc::new(error)), &mut effects),
+            let ended = match connection.is_connected(set) {
+                Ok(true) => return,
+                Ok(false) => Ended::Disconnected,
+                Err(error) => Ended::Failed(Arc::new(error)),
+            };
+            // Work that completed before the disconnect is in the queue by the time the disconnect is noticed. Its messages come
+            // first.
+            for _ in 0..=state.set.capacity() as usize / BATCH {
+                if state.sweep(&mut effects) == 0 {
+                    break;
+                }
+            }
+            if let Some(member) = state.member(key) {
+                member.end(&ended, &mut effects);
             }
         });
         effects.run();
@@ -421,6 +431,35 @@ mod tests {
         let failed = Ended::Failed(Arc::new(rdma_safe::Error::NoChannel));
         Local::with(&queue.state, |state| state.fail_all(&failed, &mut effects));
         assert!(matches!(queue.arm(&mut effects), (true, Some(_))));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "soft0 needs sockets")]
+    fn a_disconnect_that_is_noticed_first_loses_no_message() {
+        rdma_safe::soft::install().unwrap();
+        let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
+        let of_peer = Driver::thread().unwrap();
+        let others = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listener = runner.block_on(Listener::builder().driver(&driver).bind("127.0.0.1:0")).unwrap();
+        let connector = Connector::with_driver(&of_peer);
+        let connect = connector.connect(listener.local_address());
+        let (peer, end) = runner.block_on(async { tokio::join!(connect, listener.accept()) });
+        let (peer, end) = (peer.unwrap(), end.unwrap());
+        // From here on, nobody takes the completions of this end.
+        others.block_on(async {
+            peer.send(peer.buffer_of(b"the last message").await.unwrap()).await.unwrap();
+            let _ = tokio::time::timeout(Duration::from_millis(10), peer.close()).await;
+        });
+        let (queue, key) = (&end.inner.queue, end.inner.key);
+        let has_ended = |state: &mut State<Local>| state.member(key).is_some_and(|member| member.ended.is_some());
+        let start = Instant::now();
+        while !Local::with(&queue.state, has_ended) {
+            assert!(start.elapsed() < Duration::from_secs(30));
+            queue.check_connection(key);
+        }
+        let message = runner.block_on(end.receive()).unwrap();
+        assert_eq!(message.as_deref(), Some(&b"the last message"[..]));
+        assert!(runner.block_on(end.receive()).unwrap().is_none());
     }
 
     #[test]
