@@ -8,7 +8,7 @@ use std::path::Path;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Directories whose functions and tests a document may mention.
-const DIRECTORIES: [&str; 9] = [
+const DIRECTORIES: [&str; 11] = [
     "rdma-sys/src",
     "rdma-sys/tests",
     "rdma-safe/src",
@@ -17,6 +17,8 @@ const DIRECTORIES: [&str; 9] = [
     "rdma-pool/tests",
     "rdma-async/src",
     "rdma-async/tests",
+    "rdma-msg/src",
+    "rdma-msg/tests",
     "tests",
 ];
 

@@ -50,7 +50,9 @@ fn run(program: &Path, arguments: &[&str]) -> String {
 #[test]
 fn the_samples_of_the_readme_run_on_soft0_without_warnings() {
     let samples = samples();
-    let [endpoints, by_address, pool, asynchronous] = &samples[..] else { panic!("{} samples", samples.len()) };
+    let [endpoints, by_address, pool, asynchronous, messages] = &samples[..] else {
+        panic!("{} samples", samples.len())
+    };
     let libraries = ["rdma_safe", "rdma_pool"].map(|name| (name, library(name, "build", "rlib")));
     let program = compile(endpoints, "endpoints", &libraries);
     assert_eq!(run(&program, &[]), "Receive: Some(\"hello\")\nSend: Some(\"hello\")\n");
@@ -60,14 +62,18 @@ fn the_samples_of_the_readme_run_on_soft0_without_warnings() {
     assert_eq!(run(&program, &[&format!("127.201.{a}.{b}:7471")]), "Receive: Some(\"hello\")\n");
     let program = compile(pool, "pool", &libraries);
     assert_eq!(run(&program, &[]), "received \"hello\"\n0 bytes of the pool are in use\n");
-    // It needs more crates, so it is an example.
-    let example = fs::read_to_string(Path::new(ROOT).join("examples/hello_async.rs")).expect("the example can be read");
-    assert_eq!(example.split_once("\n\n").expect("a comment comes first").1, format!("{asynchronous}\n"));
-    let mut build = Command::new(env!("CARGO"));
-    build.current_dir(ROOT).args(["build", "--package", "rdma-examples", "--example", "hello_async"]);
-    assert!(build.status().expect("cargo starts").success());
-    let built = libraries[0].1.with_file_name("examples/hello_async");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hello_async-{}", std::process::id()));
-    fs::copy(built, &program).expect("the example can be copied");
-    assert_eq!(run(&program, &[]), "Some(\"hello\")\n");
+    // These need more crates, so they are examples.
+    for (name, sample, printed) in
+        [("hello_async", asynchronous, "Some(\"hello\")\n"), ("hello_messages", messages, "5 bytes\n1000000 bytes\n")]
+    {
+        let example = fs::read_to_string(Path::new(ROOT).join(format!("examples/{name}.rs"))).expect("the example");
+        assert_eq!(example.split_once("\n\n").expect("a comment comes first").1, format!("{sample}\n"));
+        let mut build = Command::new(env!("CARGO"));
+        build.current_dir(ROOT).args(["build", "--package", "rdma-examples", "--example", name]);
+        assert!(build.status().expect("cargo starts").success());
+        let built = libraries[0].1.with_file_name(format!("examples/{name}"));
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        fs::copy(built, &program).expect("the example can be copied");
+        assert_eq!(run(&program, &[]), printed);
+    }
 }

@@ -17,6 +17,9 @@ const SCHEDULES: &str = "10000";
 /// Schedules of dropped operations, which take a sixth of a second each.
 const ASYNC_SCHEDULES: &str = "1000";
 
+/// Packets that the decoders of rdma-msg are given. The tests give 300 000.
+const PACKETS: &str = "100000000";
+
 /// Connections of rdma-async that come and go. The tests open 200.
 const CONNECTIONS: &str = "10000";
 
@@ -104,7 +107,14 @@ impl Part {
             let dropped = cargo_test(&words, &[("RDMA_ASYNC_SCHEDULES", ASYNC_SCHEDULES)])?;
             let words = ["--package", "rdma-async", "--test", "churn"];
             let ended = cargo_test(&words, &[("RDMA_ASYNC_CONNECTIONS", CONNECTIONS)])?;
-            return Ok([keys, memory, dropped, ended].into_iter().find(|status| *status != 0).unwrap_or(0));
+            let words = ["--package", "rdma-msg", "--test", "schedules"];
+            let messages = cargo_test(&words, &[("RDMA_MSG_SCHEDULES", ASYNC_SCHEDULES)])?;
+            let words = ["--package", "rdma-msg", "--lib", "no_bytes_of_a_peer"];
+            let decoded = cargo_test(&words, &[("RDMA_MSG_PACKETS", PACKETS)])?;
+            return Ok([keys, memory, dropped, ended, messages, decoded]
+                .into_iter()
+                .find(|status| *status != 0)
+                .unwrap_or(0));
         }
         if self == Part::Pool {
             let words = ["--release", "--package", "rdma-pool", "--lib", "random_operations"];

@@ -20,7 +20,7 @@ use super::{
 use crate::{bindgen, headers, workspace};
 
 /// The libraries that are published.
-const LIBRARIES: [&str; 5] = ["rdma-verbs-sys", "rdma-soft", "rdma-safe", "rdma-pool", "rdma-async"];
+const LIBRARIES: [&str; 6] = ["rdma-verbs-sys", "rdma-soft", "rdma-safe", "rdma-pool", "rdma-async", "rdma-msg"];
 
 const ARM: &str = "aarch64-unknown-linux-gnu";
 

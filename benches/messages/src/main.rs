@@ -1,0 +1,219 @@
+//! Messages over rdma-msg, TCP and Unix sockets, measured side by side.
+//!
+//! Client and server are two processes. Over byte streams, a message is its length in four bytes and its bytes, by buffered
+//! readers and writers of 64 KiB.
+
+mod compare;
+mod transport;
+
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use transport::{Link, Listener, Transport};
+
+pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// Measures messages over rdma-msg, TCP and Unix sockets.
+#[derive(Parser, Debug)]
+#[command(version)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Measure all transports in alternating rounds, and print a table.
+    Compare(compare::Options),
+    /// Serve until the standard input ends.
+    Server {
+        #[arg(long)]
+        transport: Transport,
+    },
+    /// Exchange messages, and print a line of JSON.
+    Client {
+        #[arg(long)]
+        transport: Transport,
+        #[arg(long)]
+        address: String,
+        #[arg(long)]
+        pattern: Pattern,
+        /// Length of a message in bytes.
+        #[arg(long, default_value_t = 64)]
+        size: usize,
+        #[arg(long, default_value_t = 1)]
+        connections: usize,
+        #[arg(long, default_value_t = 1.0)]
+        seconds: f64,
+    },
+}
+
+/// What the client does on each connection.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Pattern {
+    /// Sends a message, and waits for it to come back.
+    PingPong,
+    /// Sends messages without waiting, and in the end waits until the server has all of them.
+    OneWay,
+}
+
+/// What a client has measured.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+struct Measured {
+    messages: u64,
+    seconds: f64,
+    p50_us: f64,
+    p99_us: f64,
+    cpu_seconds: f64,
+}
+
+/// What a server prints in the end.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+struct Served {
+    cpu_seconds: f64,
+}
+
+fn main() -> Result<()> {
+    match Options::parse().command {
+        Command::Compare(options) => compare::run(&options),
+        Command::Server { transport } => {
+            rdma_safe::soft::install_by_default();
+            let runtime = runtime()?;
+            runtime.block_on(async {
+                let listener = Listener::bind(transport).await?;
+                println!("{}", listener.address()?);
+                tokio::spawn(async move {
+                    while let Ok(link) = listener.accept().await {
+                        tokio::spawn(serve(link));
+                    }
+                });
+                Result::<()>::Ok(())
+            })?;
+            // Serves until the end of the input. Reading it blocks a thread.
+            let input = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            runtime.block_on(runtime.spawn_blocking(input))??;
+            println!("{}", serde_json::to_string(&Served { cpu_seconds: processor_seconds() })?);
+            std::process::exit(0);
+        }
+        Command::Client { transport, address, pattern, size, connections, seconds } => {
+            rdma_safe::soft::install_by_default();
+            let time = Duration::from_secs_f64(seconds);
+            let measured = runtime()?.block_on(run(transport, address, pattern, size, connections, time))?;
+            println!("{}", serde_json::to_string(&measured)?);
+            // The runtime is not shut down, since that takes time.
+            std::process::exit(0);
+        }
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
+}
+
+/// The first message says what to do: echo, or swallow until a message of one byte.
+async fn serve(mut link: Link) -> Result<()> {
+    let Some(first) = link.receive(|bytes| bytes.first().copied()).await? else { return Ok(()) };
+    let is_echo = first == Some(0);
+    let mut reply = Vec::new();
+    while let Some(is_last) = link
+        .receive(|bytes| {
+            if is_echo {
+                reply.clear();
+                reply.extend_from_slice(bytes);
+            }
+            bytes.len() == 1
+        })
+        .await?
+    {
+        match (is_echo, is_last) {
+            (true, _) => {
+                link.send(&reply).await?;
+                link.flush().await?;
+            }
+            (false, true) => {
+                link.send(&[1]).await?;
+                link.flush().await?;
+            }
+            (false, false) => {}
+        }
+    }
+    Ok(())
+}
+
+async fn run(
+    transport: Transport,
+    address: String,
+    pattern: Pattern,
+    size: usize,
+    connections: usize,
+    time: Duration,
+) -> Result<Measured> {
+    let mut links = Vec::new();
+    for _ in 0..connections {
+        links.push(Link::connect(transport, &address).await?);
+    }
+    let (start, cpu) = (Instant::now(), processor_seconds());
+    let tasks: Vec<_> =
+        links.into_iter().map(|link| tokio::spawn(exchange(link, pattern, size, start + time))).collect();
+    let (mut messages, mut latencies) = (0, Vec::new());
+    for task in tasks {
+        let (count, nanos) = task.await??;
+        messages += count;
+        latencies.extend(nanos);
+    }
+    let (seconds, cpu_seconds) = (start.elapsed().as_secs_f64(), processor_seconds() - cpu);
+    latencies.sort_unstable();
+    let at = |share: f64| {
+        let index = (latencies.len() as f64 * share) as usize;
+        latencies.get(index).map_or(0.0, |nanos| f64::from(*nanos) / 1000.0)
+    };
+    Ok(Measured { messages, seconds, p50_us: at(0.5), p99_us: at(0.99), cpu_seconds })
+}
+
+/// Number of messages, and the round-trip times in nanoseconds.
+async fn exchange(mut link: Link, pattern: Pattern, size: usize, end: Instant) -> Result<(u64, Vec<u32>)> {
+    let message = vec![7; size.max(2)];
+    let (mut count, mut latencies) = (0, Vec::new());
+    link.send(&[pattern as u8]).await?;
+    match pattern {
+        Pattern::PingPong => loop {
+            let now = Instant::now();
+            if now >= end {
+                return Ok((count, latencies));
+            }
+            link.send(&message).await?;
+            link.flush().await?;
+            link.receive(<[u8]>::len).await?.filter(|len| *len == message.len()).ok_or("the echo differs")?;
+            latencies.push(now.elapsed().as_nanos() as u32);
+            count += 1;
+        },
+        Pattern::OneWay => {
+            // The clock is read for every 64 KiB.
+            let chunk = ((64 << 10) / message.len()).max(1) as u64;
+            while Instant::now() < end {
+                for _ in 0..chunk {
+                    link.send(&message).await?;
+                }
+                count += chunk;
+            }
+            link.send(&[1]).await?;
+            link.flush().await?;
+            link.receive(|_| ()).await?.ok_or("the server has ended")?;
+            Ok((count, latencies))
+        }
+    }
+}
+
+/// User and system time of this process in seconds: getrusage(2).
+fn processor_seconds() -> f64 {
+    // SAFETY: an all-zero `rusage` is valid, and `getrusage` only writes to it.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}

@@ -1,0 +1,147 @@
+//! The transports.
+
+use clap::ValueEnum;
+use rdma_msg::Channel;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use crate::Result;
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Transport {
+    Channel,
+    Stream,
+    Tcp,
+    Unix,
+}
+
+pub(crate) enum Listener {
+    Channel(rdma_msg::Listener),
+    Stream(rdma_msg::StreamListener),
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A connection.
+pub(crate) enum Link {
+    Channel(Channel),
+    Bytes(Bytes),
+}
+
+/// Messages over a stream of bytes.
+pub(crate) struct Bytes {
+    reader: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
+    writer: BufWriter<Box<dyn AsyncWrite + Send + Unpin>>,
+    message: Vec<u8>,
+}
+
+const BUFFER: usize = 64 << 10;
+
+impl Bytes {
+    fn link(reader: impl AsyncRead + Send + Unpin + 'static, writer: impl AsyncWrite + Send + Unpin + 'static) -> Link {
+        Link::Bytes(Bytes {
+            reader: BufReader::with_capacity(BUFFER, Box::new(reader)),
+            writer: BufWriter::with_capacity(BUFFER, Box::new(writer)),
+            message: Vec::new(),
+        })
+    }
+
+    fn tcp(stream: TcpStream) -> Result<Link> {
+        stream.set_nodelay(true)?;
+        let (reader, writer) = stream.into_split();
+        Ok(Bytes::link(reader, writer))
+    }
+
+    fn unix(stream: UnixStream) -> Link {
+        let (reader, writer) = stream.into_split();
+        Bytes::link(reader, writer)
+    }
+
+    fn rdma(stream: rdma_msg::Stream) -> Link {
+        let (reader, writer) = stream.into_split();
+        Bytes::link(reader, writer)
+    }
+}
+
+impl Listener {
+    pub(crate) async fn bind(transport: Transport) -> Result<Self> {
+        Ok(match transport {
+            Transport::Channel => Listener::Channel(rdma_msg::Listener::bind("127.0.0.1:0").await?),
+            Transport::Stream => Listener::Stream(rdma_msg::StreamListener::bind("127.0.0.1:0").await?),
+            Transport::Tcp => Listener::Tcp(TcpListener::bind("127.0.0.1:0").await?),
+            Transport::Unix => {
+                let path = std::env::temp_dir().join(format!("rdma-message-bench-{}", std::process::id()));
+                let _ = std::fs::remove_file(&path);
+                Listener::Unix(UnixListener::bind(path)?)
+            }
+        })
+    }
+
+    pub(crate) fn address(&self) -> Result<String> {
+        Ok(match self {
+            Listener::Channel(listener) => listener.local_address().to_string(),
+            Listener::Stream(listener) => listener.local_address().to_string(),
+            Listener::Tcp(listener) => listener.local_addr()?.to_string(),
+            Listener::Unix(listener) => {
+                let address = listener.local_addr()?;
+                address.as_pathname().ok_or("the socket has no path")?.display().to_string()
+            }
+        })
+    }
+
+    pub(crate) async fn accept(&self) -> Result<Link> {
+        Ok(match self {
+            Listener::Channel(listener) => Link::Channel(listener.accept().await?),
+            Listener::Stream(listener) => Bytes::rdma(listener.accept().await?),
+            Listener::Tcp(listener) => Bytes::tcp(listener.accept().await?.0)?,
+            Listener::Unix(listener) => Bytes::unix(listener.accept().await?.0),
+        })
+    }
+}
+
+impl Link {
+    pub(crate) async fn connect(transport: Transport, address: &str) -> Result<Self> {
+        Ok(match transport {
+            Transport::Channel => Link::Channel(rdma_msg::connect(address).await?),
+            Transport::Stream => Bytes::rdma(rdma_msg::connect_stream(address).await?),
+            Transport::Tcp => Bytes::tcp(TcpStream::connect(address).await?)?,
+            Transport::Unix => Bytes::unix(UnixStream::connect(address).await?),
+        })
+    }
+
+    pub(crate) async fn send(&mut self, message: &[u8]) -> Result<()> {
+        match self {
+            Link::Channel(channel) => channel.send(message).await?,
+            Link::Bytes(Bytes { writer, .. }) => {
+                writer.write_all(&(message.len() as u32).to_be_bytes()).await?;
+                writer.write_all(message).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is buffered.
+    pub(crate) async fn flush(&mut self) -> Result<()> {
+        if let Link::Bytes(Bytes { writer, .. }) = self {
+            writer.flush().await?;
+        }
+        Ok(())
+    }
+
+    /// The result of `f` for the next message; `None` at the end.
+    pub(crate) async fn receive<R>(&mut self, f: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        match self {
+            Link::Channel(channel) => Ok(channel.receive().await?.map(|message| f(&message))),
+            Link::Bytes(Bytes { reader, message, .. }) => {
+                let mut len = [0; 4];
+                match reader.read_exact(&mut len).await {
+                    Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+                    read => read?,
+                };
+                message.resize(u32::from_be_bytes(len) as usize, 0);
+                reader.read_exact(message).await?;
+                Ok(Some(f(message)))
+            }
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Channels of messages.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use rdma_safe::cm::Address;
+use rdma_safe::{Access, ExposedRegion, ProtectionDomain};
+
+use crate::coop;
+use crate::engine::{Counts, Engine, Progress, Taken, Waits};
+use crate::error::{Error, Result};
+use crate::message::Message;
+use crate::payload::Payload;
+use crate::shared::Shared;
+use crate::waiting::Place;
+
+/// A connection for messages of any size, for any number of tasks.
+///
+/// Messages arrive in order, each once. Short messages that are sent while others are on their way share packets. A sender waits
+/// while its peer has no room, in order of arrival.
+///
+/// Cloning gives another handle of the same channel. Call [`Channel::close`] at the end: when the last handle is dropped, messages
+/// for which the peer has no room yet are lost, and the peer gets [`Error::Disconnected`].
+///
+/// ```no_run
+/// # async fn example() -> rdma_msg::Result<()> {
+/// let channel = rdma_msg::connect("10.0.0.2:7471").await?;
+/// channel.send("a question").await?;
+/// while let Some(answer) = channel.receive().await? {
+///     println!("{}", String::from_utf8_lossy(&answer));
+/// }
+/// channel.close().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Channel {
+    handle: Handle,
+}
+
+/// Counts of a channel since it was connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Messages that were sent.
+    pub messages_sent: u64,
+    /// Messages that have reached the memory of the peer, whose device has acknowledged them.
+    pub messages_acknowledged: u64,
+    /// Messages that tasks have taken.
+    pub messages_received: u64,
+    /// Packets that were sent. Several short messages share a packet, and a long one takes several.
+    pub packets_sent: u64,
+    /// Packets with messages that have arrived.
+    pub packets_received: u64,
+    /// Control packets that were sent. Usually the credit travels with messages.
+    pub updates_sent: u64,
+    /// Bytes that were copied, at both ends of messages of this side.
+    pub bytes_copied: u64,
+    /// Times that a task has waited: to send, to receive, or for acknowledgements.
+    pub waits: u64,
+}
+
+/// The shared owner of an engine.
+#[derive(Clone)]
+pub(crate) struct Handle(pub(crate) Arc<Owner>);
+
+/// Leaves the channel when the last handle is dropped.
+pub(crate) struct Owner {
+    pub(crate) shared: Arc<Shared>,
+    /// This end and the peer.
+    pub(crate) addresses: [Option<Address>; 2],
+    /// The domain in which memory is registered that the peer reads.
+    pub(crate) pd: ProtectionDomain,
+    /// Length from which on the peer reads a message of owned memory where it is.
+    pub(crate) read_from: usize,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.leave();
+    }
+}
+
+impl Channel {
+    pub(crate) fn new(handle: Handle) -> Self {
+        Channel { handle }
+    }
+
+    /// Sends a message: bytes, text, a list of slices, or `Bytes`.
+    ///
+    /// Ready when the message is on its way or shares the next packet, like a write to a socket. To know that it has reached the
+    /// peer, see [`Channel::flush`]. If the future is dropped before it is ready, the message does not arrive, also if parts of
+    /// it were sent already.
+    ///
+    /// A long `Vec<u8>` ([`Connector::read_from`](crate::Connector::read_from)) is not copied: the peer reads it where it is,
+    /// and the future is ready when it has, so when the program of the peer receives it. Such a message may still arrive after
+    /// the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
+    ///
+    /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
+    /// messages, receive in another task, or `join!` both.
+    pub fn send<'c>(&'c self, message: impl Into<Payload<'c>>) -> Send<'c> {
+        let waiting = Waiting::new(&self.handle, Waits::ToSend);
+        Send { waiting, message: message.into(), progress: Progress::default(), offer: Offer::None }
+    }
+
+    /// The next message; `None` when the peer sends no more.
+    ///
+    /// Dropping the future loses no message.
+    pub fn receive(&self) -> Receive<'_> {
+        Receive(Waiting::new(&self.handle, Waits::ToReceive))
+    }
+
+    /// Waits until all messages that were sent before have reached the memory of the peer.
+    ///
+    /// # Errors
+    /// The reason why the channel has ended before. [`Statistics::messages_acknowledged`] tells how many messages have reached it.
+    pub async fn flush(&self) -> Result<()> {
+        self.handle.flush().await
+    }
+
+    /// Says that this end sends no more. Messages can still be received.
+    ///
+    /// # Errors
+    /// The reason why the channel has ended.
+    pub async fn finish(&self) -> Result<()> {
+        self.handle.finish().await
+    }
+
+    /// Ends the channel in order: [`Channel::finish`], [`Channel::flush`], and then the end of the connection.
+    ///
+    /// Does not wait for the peer to finish. Messages that it sends afterwards are lost, and it learns that they are.
+    ///
+    /// # Errors
+    /// The reason why the channel has ended before its messages have reached the peer.
+    pub async fn close(&self) -> Result<()> {
+        let finished = self.finish().await;
+        let flushed = match finished {
+            Ok(()) => self.flush().await,
+            Err(error) => Err(error),
+        };
+        self.handle.close_connection().await;
+        match flushed {
+            // A second close finds the channel closed.
+            Err(Error::Closed) if self.handle.with(|engine| engine.is_complete()) => Ok(()),
+            flushed => flushed,
+        }
+    }
+
+    /// Ends the channel at once, and tells the peer why: [`Error::Aborted`]. Messages on their way may be lost.
+    pub fn abort(&self, code: u32, reason: &str) {
+        self.handle.with(|engine| engine.abort(code, reason));
+    }
+
+    /// Counts since the channel was connected.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.handle.statistics()
+    }
+
+    /// The address of this end.
+    #[must_use]
+    pub fn local_address(&self) -> Option<Address> {
+        self.handle.0.addresses[0]
+    }
+
+    /// The address of the peer.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<Address> {
+        self.handle.0.addresses[1]
+    }
+}
+
+impl Handle {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+        self.0.shared.with(f)
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        let Counts { messages_sent, messages_acknowledged, messages_received, .. } =
+            self.with(|engine| engine.counts());
+        let Counts { packets_sent, packets_received, updates_sent, bytes_copied, waits, .. } =
+            self.with(|engine| engine.counts());
+        Statistics {
+            messages_sent,
+            messages_acknowledged,
+            messages_received,
+            packets_sent,
+            packets_received,
+            updates_sent,
+            bytes_copied,
+            waits,
+        }
+    }
+
+    pub(crate) async fn finish(&self) -> Result<()> {
+        let mut waiting = Waiting::new(self, Waits::ToSend);
+        std::future::poll_fn(|context| waiting.poll(context, |engine| Ok(engine.try_finish()?.then_some(())))).await
+    }
+
+    /// Ends the connection, and waits for that.
+    pub(crate) async fn close_connection(&self) {
+        // The peer may need the last credits to know that its data was taken.
+        let mut waiting = Waiting::new(self, Waits::ForAcknowledgements);
+        let _: Result<()> = std::future::poll_fn(|context| waiting.poll(context, Engine::try_drain)).await;
+        let connection = self.with(|engine| {
+            engine.end(Error::Closed);
+            engine.connection().clone()
+        });
+        connection.close().await;
+    }
+
+    pub(crate) async fn flush(&self) -> Result<()> {
+        let mut flush = Flush::new(self);
+        std::future::poll_fn(|context| flush.poll(context)).await
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [local, peer] = self.0.addresses;
+        f.debug_struct("Handle").field("local", &local).field("peer", &peer).finish_non_exhaustive()
+    }
+}
+
+/// A task that waits for the engine. Its place in line is given back when it is dropped.
+pub(crate) struct Waiting<H: AsRef<Handle>> {
+    handle: H,
+    waits: Waits,
+    place: Option<Place>,
+}
+
+impl AsRef<Handle> for Handle {
+    fn as_ref(&self) -> &Handle {
+        self
+    }
+}
+
+impl<H: AsRef<Handle>> Waiting<H> {
+    pub(crate) fn new(handle: H, waits: Waits) -> Self {
+        Waiting { handle, waits, place: None }
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        self.handle.as_ref()
+    }
+
+    /// Calls `f` if it is the turn of this task. The task waits while `f` returns `None`.
+    pub(crate) fn poll<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        mut f: impl FnMut(&mut Engine) -> Result<Option<R>>,
+    ) -> Poll<Result<R>> {
+        let coop = ready!(coop::poll_proceed(context));
+        let Waiting { handle, waits, place } = self;
+        let mut attempt = |engine: &mut Engine, waker: &mut Option<Waker>| {
+            let is_next = matches!(waits, Waits::ForAcknowledgements)
+                || engine.line(*waits).is_next(*place)
+                || engine.ended().is_some();
+            if let Some(result) = if is_next { f(engine).transpose() } else { None } {
+                let left = place.take().and_then(|place| engine.leave_line(*waits, place));
+                return (Poll::Ready(result), left);
+            }
+            // Also without a waker, so that no other task comes before the rest of a message.
+            let (joined, unused) = engine.wait(*waits, *place, waker.take());
+            *place = Some(joined);
+            (Poll::Pending, unused)
+        };
+        let (mut result, mut unused) = handle.as_ref().with(|engine| attempt(engine, &mut None));
+        if result.is_pending() {
+            // Cloned and dropped without the lock, since both can run code of the user.
+            let mut waker = Some(context.waker().clone());
+            (result, unused) = handle.as_ref().with(|engine| attempt(engine, &mut waker));
+        }
+        drop(unused);
+        if result.is_ready() {
+            coop.made_progress();
+        }
+        result
+    }
+
+    /// Gives back the place.
+    pub(crate) fn leave(&mut self) {
+        let Waiting { handle, waits, place } = self;
+        if let Some(place) = place.take() {
+            let unused = handle.as_ref().0.shared.with_own(|engine| engine.leave_line(*waits, place));
+            drop(unused);
+        }
+    }
+}
+
+impl<H: AsRef<Handle>> Drop for Waiting<H> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Waits until the messages that were sent before are acknowledged.
+pub(crate) struct Flush<H: AsRef<Handle>> {
+    waiting: Waiting<H>,
+    /// Numbers of packets and of offers that have to be acknowledged.
+    target: [u64; 2],
+}
+
+impl<H: AsRef<Handle>> Flush<H> {
+    pub(crate) fn new(handle: H) -> Self {
+        let target = handle.as_ref().with(|engine| engine.added());
+        Flush { waiting: Waiting::new(handle, Waits::ForAcknowledgements), target }
+    }
+
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let target = self.target;
+        self.waiting.poll(context, |engine| engine.try_flush(target))
+    }
+}
+
+/// The future of [`Channel::send`].
+///
+/// # Errors
+/// [`Error::TooLong`] when the peer does not accept a message of this length; the reason why the channel has ended.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Send<'c> {
+    waiting: Waiting<&'c Handle>,
+    message: Payload<'c>,
+    progress: Progress,
+    offer: Offer,
+}
+
+/// A message that the peer reads where it is.
+enum Offer {
+    /// It is sent in packets, or was not polled.
+    None,
+    /// The peer was not told of it. The region is taken when it is.
+    Exposed(Option<ExposedRegion>),
+    /// The peer has read it when it has answered these many offers.
+    Made(u64),
+}
+
+impl Future for Send<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let Send { waiting, message, progress, offer } = &mut *self;
+        let Owner { pd, read_from, .. } = &*waiting.handle().0;
+        if let (Offer::None, Some(memory)) = (&*offer, message.take_exposable(*read_from)) {
+            let region = pd.expose(memory, Access::REMOTE_READ).map_err(rdma_async::Error::from)?;
+            *offer = Offer::Exposed(Some(region));
+        }
+        if let Offer::Exposed(region) = offer {
+            let number = ready!(waiting.poll(context, |engine| engine.try_offer(region)))?;
+            *offer = Offer::Made(number);
+            let handle = waiting.handle;
+            *waiting = Waiting::new(handle, Waits::ForAcknowledgements);
+        }
+        if let Offer::Made(number) = *offer {
+            return waiting.poll(context, |engine| engine.try_answered(number));
+        }
+        let sent = ready!(waiting.poll(context, |engine| Ok(engine.try_send(message, progress)?.then_some(()))));
+        *progress = Progress::default();
+        Poll::Ready(sent)
+    }
+}
+
+impl Drop for Send<'_> {
+    fn drop(&mut self) {
+        if self.progress.has_begun {
+            self.waiting.handle().0.shared.with_own(Engine::cancel);
+        }
+    }
+}
+
+impl fmt::Debug for Send<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Send").field("message", &self.message).finish_non_exhaustive()
+    }
+}
+
+/// The future of [`Channel::receive`].
+///
+/// # Errors
+/// After the messages that have arrived, the reason why the channel has ended.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Receive<'c>(Waiting<&'c Handle>);
+
+impl Future for Receive<'_> {
+    type Output = Result<Option<Message>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(context, receive)
+    }
+}
+
+/// What a reader does with the engine.
+pub(crate) fn receive(engine: &mut Engine) -> Result<Option<Option<Message>>> {
+    Ok(match engine.try_receive()? {
+        Taken::Message(message) => Some(Some(message)),
+        Taken::End => Some(None),
+        Taken::Nothing | Taken::Offer(_) => None,
+    })
+}
+
+impl fmt::Debug for Receive<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receive").finish_non_exhaustive()
+    }
+}
+
+const _: () = {
+    const fn is_shared<T: std::marker::Send + Sync>() {}
+    is_shared::<Channel>();
+    is_shared::<Message>();
+    const fn is_sent<T: std::marker::Send>() {}
+    is_sent::<Send<'_>>();
+    is_sent::<Receive<'_>>();
+};

@@ -1,0 +1,209 @@
+//! Receiving: packets wait until a task takes their messages.
+//!
+//! A packet occupies its receive until its messages are dropped, and the parts of a long message until a task takes them. So a
+//! program that does not receive holds back its peer, and the memory for it is bounded by the window and one message.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use rdma_async::Receiver;
+use rdma_safe::RemoteMemory;
+
+use super::Engine;
+use crate::assembly::{Assembly, Meaning, aborted};
+use crate::error::{Error, Violation};
+use crate::message::{Message, Packet, Part};
+use crate::shared::Shared;
+use crate::wire::{self, Frame, HEADER, Hello, Kind, aligned};
+
+/// The receiving half.
+pub(super) struct Incoming {
+    pub(super) receiver: Receiver,
+    /// Whether the connection has nothing more.
+    pub(super) is_deaf: bool,
+    packets: VecDeque<Arrived>,
+    /// Packets whose frames were all taken.
+    spent: Vec<Arrived>,
+    assembly: Assembly,
+    channel: Weak<Shared>,
+}
+
+/// A packet whose frames are being taken.
+pub(super) struct Arrived {
+    packet: Shareable,
+    /// The next frame.
+    at: usize,
+}
+
+/// A packet, behind an `Arc` if messages share it.
+enum Shareable {
+    Alone(Packet),
+    Shared(Arc<Packet>),
+}
+
+/// What a reader gets.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    Message(Message),
+    /// A message is to be read from the memory of the peer.
+    Offer(RemoteMemory),
+    /// The peer sends no more.
+    End,
+    /// Nothing has arrived.
+    Nothing,
+}
+
+impl Shareable {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Shareable::Alone(packet) => packet.bytes(),
+            Shareable::Shared(packet) => packet.bytes(),
+        }
+    }
+}
+
+impl Incoming {
+    pub(super) fn new(receiver: Receiver, own: &Hello, channel: Weak<Shared>) -> Self {
+        Incoming {
+            receiver,
+            is_deaf: false,
+            packets: VecDeque::with_capacity(own.window as usize),
+            spent: Vec::new(),
+            assembly: Assembly::new(own.message),
+            channel,
+        }
+    }
+
+    pub(super) fn push(&mut self, packet: rdma_async::Message) {
+        let packet = Shareable::Alone(Packet::new(packet, &self.channel));
+        self.packets.push_back(Arrived { packet, at: HEADER });
+    }
+
+    /// Whether there is something for a reader.
+    pub(super) fn has_more(&self) -> bool {
+        !self.packets.is_empty() || self.assembly.has_ended()
+    }
+
+    /// Discards everything. Returns the packets to drop.
+    pub(super) fn clear(&mut self) -> impl Iterator<Item = Arrived> {
+        self.is_deaf = true;
+        self.assembly.clear();
+        self.spent.drain(..).chain(self.packets.drain(..))
+    }
+
+    /// The reason why the peer has aborted the connection, if it has said so.
+    pub(super) fn find_abort(&self) -> Option<Error> {
+        self.packets.iter().find_map(|arrived| {
+            let (bytes, mut at) = (arrived.packet.bytes(), arrived.at);
+            while let Ok(Some(frame)) = wire::decode_frame(bytes, at) {
+                if frame.kind == Kind::Abort {
+                    return aborted(payload(bytes, frame)).ok();
+                }
+                at = aligned(frame.start + frame.len);
+            }
+            None
+        })
+    }
+
+    /// The next frame. `None` if there is none.
+    fn next_frame(&mut self) -> Result<Option<Frame>, Violation> {
+        while let Some(first) = self.packets.front_mut() {
+            if let Some(frame) = wire::decode_frame(first.packet.bytes(), first.at)? {
+                first.at = aligned(frame.start + frame.len);
+                return Ok(Some(frame));
+            }
+            self.spent.extend(self.packets.pop_front());
+        }
+        Ok(None)
+    }
+
+    /// The message of a frame of the first packet, in place.
+    fn in_place(&mut self, Frame { start, len, .. }: Frame) -> Option<Message> {
+        let part = Part { start, len };
+        let Arrived { packet, at } = self.packets.pop_front()?;
+        if at >= packet.bytes().len() {
+            return Some(match packet {
+                Shareable::Alone(packet) => Message::only(packet, part),
+                Shareable::Shared(packet) => Message::of(packet, part),
+            });
+        }
+        let packet = match packet {
+            Shareable::Alone(packet) => Arc::new(packet),
+            Shareable::Shared(packet) => packet,
+        };
+        self.packets.push_front(Arrived { packet: Shareable::Shared(packet.clone()), at });
+        Some(Message::of(packet, part))
+    }
+
+    /// The next message. Also the number of its bytes that were copied.
+    fn take(&mut self) -> Result<(Taken, usize), Error> {
+        loop {
+            let Some(frame) = self.next_frame()? else {
+                return Ok((if self.assembly.has_ended() { Taken::End } else { Taken::Nothing }, 0));
+            };
+            let bytes = self.packets.front().map_or(&[][..], |first| payload(first.packet.bytes(), frame));
+            match self.assembly.frame(frame.kind, bytes)? {
+                Meaning::Nothing => {}
+                Meaning::Message => {
+                    if let Some(message) = self.in_place(frame) {
+                        return Ok((Taken::Message(message), 0));
+                    }
+                }
+                Meaning::Offer(memory) => return Ok((Taken::Offer(memory), 0)),
+                Meaning::Long(whole) => {
+                    let copied = whole.len();
+                    return Ok((Taken::Message(Message::assembled(whole)), copied));
+                }
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// The next message, after the one that is being read. Also the number of its bytes that were copied.
+    fn take(&mut self) -> Result<(Taken, usize), Error> {
+        if self.reading.is_none() {
+            match self.incoming.take()? {
+                (Taken::Offer(memory), _) => {
+                    self.flow.offered()?;
+                    self.begin_reading(memory);
+                }
+                taken => return Ok(taken),
+            }
+        }
+        Ok(self.take_read().map_or((Taken::Nothing, 0), |(message, copied)| (Taken::Message(message), copied)))
+    }
+
+    /// Takes the next message.
+    pub(crate) fn try_receive(&mut self) -> Result<Taken, Error> {
+        let taken = self.take();
+        self.freed.packets.append(&mut self.incoming.spent);
+        if self.incoming.assembly.has_ended() {
+            self.flow.ended();
+        }
+        match taken {
+            Ok((Taken::Nothing, _)) => match &self.ended {
+                Some(ended) => Err(ended.clone()),
+                None => Ok(Taken::Nothing),
+            },
+            Ok((taken, copied)) => {
+                self.counts.messages_received += u64::from(matches!(taken, Taken::Message(_)));
+                self.counts.bytes_copied += copied as u64;
+                Ok(taken)
+            }
+            Err(error) => {
+                self.freed.packets.extend(self.incoming.clear());
+                if self.ended.is_some() {
+                    // It explains more than the end of the connection.
+                    self.ended = Some(error.clone());
+                }
+                self.end(error.clone());
+                Err(error)
+            }
+        }
+    }
+}
+
+fn payload(packet: &[u8], frame: Frame) -> &[u8] {
+    packet.get(frame.start..frame.start + frame.len).unwrap_or_default()
+}

@@ -1,0 +1,362 @@
+//! The engine of a channel: sends and receives packets, and knows which tasks wait.
+//!
+//! It is behind a lock, and never waits. [`Engine::run`] takes what the connection has, [`Engine::settle`] sends what there is
+//! credit for. No code of the user runs inside: wakers are collected.
+
+mod incoming;
+mod outgoing;
+mod reading;
+
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Weak;
+use std::task::{Context, Poll, Waker};
+
+use rdma_async::Connection;
+use rdma_safe::{Buffer, ExposedRegion};
+
+use crate::error::{Error, Violation};
+use crate::flow::{Flow, Limits};
+use crate::shared::Shared;
+use crate::waiting::{Line, Place};
+use crate::wire::{Class, Hello};
+
+use incoming::{Arrived, Incoming};
+use outgoing::Outgoing;
+use reading::Reading;
+
+pub(crate) use incoming::Taken;
+pub(crate) use outgoing::Progress;
+pub(crate) use reading::READS;
+
+/// The engine of a channel.
+pub(crate) struct Engine {
+    connection: Connection,
+    /// Runs the engine when the connection has something for it.
+    waker: Waker,
+    flow: Flow,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    /// The message that is being read from the memory of the peer.
+    reading: Option<Reading>,
+    /// Why nothing more can be sent, and nothing more arrives.
+    ended: Option<Error>,
+    senders: Line,
+    readers: Line,
+    /// Tasks that wait for acknowledgements.
+    flushers: Line,
+    /// Tasks to wake.
+    wakers: Vec<Waker>,
+    freed: Freed,
+    /// Whether a task that waits to send may find room.
+    has_new_room: bool,
+    counts: Counts,
+}
+
+/// Counts since the connection was made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) messages_sent: u64,
+    pub(crate) messages_acknowledged: u64,
+    pub(crate) messages_received: u64,
+    pub(crate) packets_sent: u64,
+    pub(crate) packets_acknowledged: u64,
+    pub(crate) packets_received: u64,
+    pub(crate) updates_sent: u64,
+    pub(crate) offers_made: u64,
+    pub(crate) offers_answered: u64,
+    pub(crate) bytes_copied: u64,
+    pub(crate) waits: u64,
+}
+
+/// What has to wait until the engine is unlocked.
+pub(crate) struct Effects {
+    pub(crate) wakers: Vec<Waker>,
+    pub(crate) freed: Freed,
+}
+
+/// Memory to drop. Its destructors can run code of the user.
+#[derive(Default)]
+pub(crate) struct Freed {
+    /// Memory of messages that the peer has read, or can no longer read.
+    regions: Vec<ExposedRegion>,
+    buffers: Vec<Buffer>,
+    packets: Vec<Arrived>,
+    readings: Vec<Reading>,
+}
+
+impl Freed {
+    fn is_empty(&self) -> bool {
+        let Freed { regions, buffers, packets, readings } = self;
+        regions.is_empty() && buffers.is_empty() && packets.is_empty() && readings.is_empty()
+    }
+}
+
+/// What a task waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waits {
+    ToSend,
+    ToReceive,
+    ForAcknowledgements,
+}
+
+/// Memory of a connection that is reserved before its engine starts.
+pub(crate) struct Reserved {
+    pub(crate) packet: Buffer,
+    pub(crate) control: [Buffer; 2],
+}
+
+impl Engine {
+    pub(crate) fn new(
+        connection: Connection,
+        [own, peer]: [&Hello; 2],
+        sends: u32,
+        reserved: Reserved,
+        waker: Waker,
+        channel: Weak<Shared>,
+    ) -> Self {
+        Engine {
+            waker,
+            flow: Flow::new(Limits { window: own.window, peer_window: peer.window, sends }),
+            outgoing: Outgoing::new(peer, sends, reserved),
+            incoming: Incoming::new(connection.receiver(), own, channel),
+            connection,
+            reading: None,
+            ended: None,
+            senders: Line::default(),
+            readers: Line::default(),
+            flushers: Line::default(),
+            wakers: Vec::new(),
+            freed: Freed::default(),
+            has_new_room: false,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Takes completions and packets.
+    pub(crate) fn run(&mut self) {
+        let waker = self.waker.clone();
+        let context = &mut Context::from_waker(&waker);
+        // Packets and completions that came before the end of the connection count.
+        let end = self.take_packets(context);
+        self.take_completions(context);
+        if let Some(error) = end {
+            self.fail(error);
+        }
+        self.advance_reading(context);
+    }
+
+    /// Sends what there is room for, and decides which tasks to wake.
+    pub(crate) fn settle(&mut self) {
+        if self.ended.is_none() {
+            self.send_due();
+        }
+        let Engine { senders, readers, flushers, wakers, ended, .. } = self;
+        if ended.is_some() {
+            for line in [senders, readers, flushers] {
+                wakers.extend(line.wake_all());
+            }
+            return;
+        }
+        if self.reading.as_ref().map_or_else(|| self.incoming.has_more(), Reading::is_done) {
+            wakers.extend(readers.wake_first());
+        }
+        if mem::take(&mut self.has_new_room) {
+            wakers.extend(senders.wake_first());
+        }
+        if mem::take(&mut self.outgoing.has_progressed) {
+            wakers.extend(flushers.wake_all());
+        }
+    }
+
+    pub(crate) fn take_effects(&mut self) -> Option<Effects> {
+        let has_effects = !self.wakers.is_empty() || !self.freed.is_empty();
+        has_effects.then(|| Effects { wakers: mem::take(&mut self.wakers), freed: mem::take(&mut self.freed) })
+    }
+
+    /// Receives of these many packets are posted again.
+    pub(crate) fn count_returned(&mut self, packets: u32) {
+        (0..packets).for_each(|_| self.flow.returned());
+    }
+
+    pub(crate) fn line(&mut self, waits: Waits) -> &mut Line {
+        match waits {
+            Waits::ToSend => &mut self.senders,
+            Waits::ToReceive => &mut self.readers,
+            Waits::ForAcknowledgements => &mut self.flushers,
+        }
+    }
+
+    /// A task has to wait. Returns its place, and a waker to drop.
+    pub(crate) fn wait(&mut self, waits: Waits, place: Option<Place>, waker: Option<Waker>) -> (Place, Option<Waker>) {
+        self.counts.waits += u64::from(place.is_none());
+        self.line(waits).wait(place, waker)
+    }
+
+    /// A task no longer waits. Returns its waker, to drop.
+    pub(crate) fn leave_line(&mut self, waits: Waits, place: Place) -> Option<Waker> {
+        // There may be room for the next one.
+        self.has_new_room |= matches!(waits, Waits::ToSend);
+        self.line(waits).leave(place)
+    }
+
+    /// Whether this end has said that it sends no more, and the peer has all.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.outgoing.has_finished() && matches!(self.try_flush(self.added()), Ok(Some(())))
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Why nothing more can be sent.
+    pub(crate) fn ended(&self) -> Option<&Error> {
+        self.ended.as_ref()
+    }
+
+    /// Ends the channel. The first reason counts.
+    pub(crate) fn end(&mut self, reason: Error) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.ended = Some(reason);
+        self.free_memory();
+        // The peer shall not wait for a program that does not look.
+        self.close_connection();
+    }
+
+    fn violate(&mut self, violation: Violation) {
+        self.end(violation.into());
+        self.freed.packets.extend(self.incoming.clear());
+    }
+
+    /// Begins to close the connection. Nothing waits for the end.
+    fn close_connection(&self) {
+        let close = self.connection.close();
+        // Its drop does not stop the closing.
+        let mut close = Box::pin(close);
+        let _: Poll<()> = close.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+
+    /// All handles are gone.
+    pub(crate) fn leave(&mut self) {
+        if self.ended.is_none() {
+            // Reaches the peer if there is room. Otherwise the peer learns that the end is missing, as if offers are not read.
+            if !self.outgoing.has_offers() {
+                let _ = self.try_finish();
+            }
+            self.send_open();
+            self.ended = Some(Error::Closed);
+            self.free_memory();
+        }
+    }
+
+    /// Frees the memory that the end of the channel leaves.
+    fn free_memory(&mut self) {
+        self.freed.regions.extend(self.outgoing.take_offers());
+        // It must not get memory of the pool for which others wait.
+        self.freed.readings.extend(self.reading.take_if(|reading| reading.waits_for_memory()));
+    }
+
+    /// Takes the completions of sends, which come in order.
+    fn take_completions(&mut self, context: &mut Context<'_>) {
+        while let Some(first) = self.outgoing.sending.front_mut() {
+            let Poll::Ready(result) = Pin::new(&mut first.operation).poll(context) else { return };
+            let Some(sent) = self.outgoing.sending.pop_front() else { return };
+            self.flow.completed(sent.class);
+            self.outgoing.has_progressed = true;
+            // The peer may have ended the connection before its acknowledgement arrived.
+            let has_arrived = result.is_ok() || (sent.class == Class::Data && self.flow.has_taken(sent.number));
+            if has_arrived {
+                self.counts.messages_acknowledged += u64::from(sent.messages);
+                self.counts.packets_acknowledged += u64::from(sent.class == Class::Data);
+            }
+            match result {
+                Ok(buffer) => {
+                    self.has_new_room = true;
+                    self.outgoing.take_back(sent.class, buffer);
+                }
+                Err(failed) => {
+                    self.freed.buffers.extend(failed.buffer);
+                    self.fail(failed.error);
+                }
+            }
+        }
+    }
+
+    /// The connection takes no more work.
+    fn fail(&mut self, error: rdma_async::Error) {
+        if self.ended.is_some() {
+            return;
+        }
+        // The peer may have said why.
+        let waker = self.waker.clone();
+        let _ = self.take_packets(&mut Context::from_waker(&waker));
+        let reason = match self.incoming.find_abort() {
+            Some(aborted) => aborted,
+            None if error.is_disconnected() => Error::Disconnected,
+            None => error.into(),
+        };
+        self.end(reason);
+    }
+
+    /// Takes the packets that have arrived. Returns the reason if the connection has ended.
+    fn take_packets(&mut self, context: &mut Context<'_>) -> Option<rdma_async::Error> {
+        while !self.incoming.is_deaf {
+            match self.incoming.receiver.poll_receive(context) {
+                Poll::Pending => return None,
+                Poll::Ready(Ok(Some(packet))) => {
+                    if let Err(violation) = self.arrive(packet) {
+                        self.incoming.is_deaf = true;
+                        self.violate(violation);
+                    }
+                }
+                Poll::Ready(Ok(None)) => {
+                    self.incoming.is_deaf = true;
+                    return Some(rdma_async::Error::Disconnected);
+                }
+                Poll::Ready(Err(error)) => {
+                    self.incoming.is_deaf = true;
+                    return Some(error);
+                }
+            }
+        }
+        None
+    }
+
+    fn arrive(&mut self, packet: rdma_async::Message) -> Result<(), Violation> {
+        let (class, counts) = crate::wire::decode_header(&packet)?;
+        match class {
+            Class::Data => {
+                self.flow.received(counts)?;
+                self.counts.packets_received += 1;
+                self.incoming.push(packet);
+            }
+            Class::Control => {
+                let is_alone = packet.len() == crate::wire::HEADER;
+                // Its receive is posted again before the peer is told.
+                drop(packet);
+                self.flow.updated(counts)?;
+                if !is_alone {
+                    return Err(Violation::UnknownKind);
+                }
+            }
+            Class::Answer => {
+                let is_alone = packet.len() == crate::wire::HEADER;
+                drop(packet);
+                self.flow.answered(counts)?;
+                if !is_alone {
+                    return Err(Violation::UnknownKind);
+                }
+            }
+        }
+        self.has_new_room = true;
+        self.take_answers();
+        Ok(())
+    }
+}

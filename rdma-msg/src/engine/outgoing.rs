@@ -1,0 +1,437 @@
+//! Sending: frames are copied into packets, and packets are sent when there is credit.
+//!
+//! A packet is sent at once while fewer than [`FEW`] are in flight. Otherwise, messages gather in the open packet until it is
+//! full or an earlier packet is acknowledged. So single messages do not wait, and many small ones share packets.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rdma_async::{OwnedOperation, SendOne, Threads};
+use rdma_pool::Budget;
+use rdma_safe::{Buffer, ExposedRegion};
+
+use super::{Engine, Reserved};
+use crate::error::Error;
+use crate::flow::Counts;
+use crate::payload::Payload;
+use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, aligned, frame_len};
+
+/// Packets in flight from which on messages gather in the open packet.
+const FEW: u32 = 2;
+
+/// A part of a message is at least this long, in bytes. The last one may be shorter.
+const MIN_PART: usize = 64;
+
+/// The sending half.
+pub(super) struct Outgoing {
+    /// Length of a full packet in bytes.
+    packet: usize,
+    /// Longest message that the peer accepts, in bytes.
+    max_message: usize,
+    open: Option<Open>,
+    /// Buffers that are not in use.
+    spare: Vec<Buffer>,
+    /// Buffers for control packets and answers that are not in flight.
+    control: Vec<Buffer>,
+    /// Buffers for data packets that exist.
+    buffers: u32,
+    /// Buffers for data packets that may exist.
+    max_buffers: u32,
+    /// Packets in the send queue, in order.
+    pub(super) sending: VecDeque<Sent>,
+    /// Memory that the peer was offered and has not read.
+    offers: VecDeque<ExposedRegion>,
+    /// Whether the parts so far are to be cancelled.
+    cancel_due: bool,
+    /// Whether this end is to say that it sends no more.
+    finish_due: bool,
+    has_finished: bool,
+    /// Whether a packet was acknowledged since the last look.
+    pub(super) has_progressed: bool,
+}
+
+/// The packet that is being filled.
+struct Open {
+    buffer: Buffer,
+    used: usize,
+    messages: u32,
+}
+
+/// A packet in the send queue.
+pub(super) struct Sent {
+    pub(super) operation: OwnedOperation<Threads, SendOne>,
+    pub(super) class: Class,
+    /// Messages that end in it.
+    pub(super) messages: u32,
+    /// Number of data packets up to this one.
+    pub(super) number: u32,
+}
+
+/// How far a message was sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    /// Bytes that were copied into packets.
+    pub(crate) offset: usize,
+    /// Whether its length was sent, so that its parts have to follow.
+    pub(crate) has_begun: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(peer: &Hello, sends: u32, reserved: Reserved) -> Self {
+        let packet = (peer.packet as usize).min(reserved.packet.capacity());
+        Outgoing {
+            packet,
+            max_message: usize::try_from(peer.message).unwrap_or(usize::MAX),
+            open: None,
+            spare: vec![reserved.packet],
+            control: reserved.control.into(),
+            offers: VecDeque::new(),
+            buffers: 1,
+            // One for each packet in flight, and the open one.
+            max_buffers: sends + 1,
+            sending: VecDeque::with_capacity(sends as usize + 1),
+            cancel_due: false,
+            finish_due: false,
+            has_finished: false,
+            has_progressed: false,
+        }
+    }
+
+    pub(super) fn has_finished(&self) -> bool {
+        self.has_finished
+    }
+
+    pub(super) fn has_offers(&self) -> bool {
+        !self.offers.is_empty()
+    }
+
+    /// The memory of all offers that are not answered.
+    pub(super) fn take_offers(&mut self) -> impl Iterator<Item = ExposedRegion> {
+        self.offers.drain(..)
+    }
+
+    /// Whether the open packet has frames.
+    fn has_frames(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.used > HEADER)
+    }
+
+    /// The buffer of a packet that was sent.
+    pub(super) fn take_back(&mut self, class: Class, buffer: Buffer) {
+        match class {
+            Class::Data => self.spare.push(buffer),
+            Class::Control | Class::Answer => self.control.push(buffer),
+        }
+    }
+
+    /// Adds a frame, whose payload `fill` writes. The open packet must have space for it.
+    fn add(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut [u8])) {
+        let Some(open) = &mut self.open else { return };
+        open.messages += u32::from(kind == Kind::Whole);
+        let start = open.used + FRAME;
+        open.buffer[open.used..start].copy_from_slice(&wire::frame(kind, len as u32));
+        fill(&mut open.buffer[start..start + len]);
+        open.used = aligned(start + len);
+        // The memory of the pool may have bytes of others.
+        let padding = start + len..open.used.min(open.buffer.len());
+        open.buffer[padding].fill(0);
+    }
+
+    /// The open packet has the end of a long message.
+    fn end_message(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.messages += 1;
+        }
+    }
+
+    /// Space in the open packet in bytes. `None` if there is no buffer for a packet.
+    fn space(&mut self, pool: &rdma_pool::Pool) -> Option<usize> {
+        if self.open.is_none() {
+            let buffer = match self.spare.pop() {
+                Some(buffer) => buffer,
+                None if self.buffers < self.max_buffers => {
+                    let buffer = pool.try_get(Budget::Sends, self.packet).ok()?;
+                    self.buffers += 1;
+                    buffer
+                }
+                None => return None,
+            };
+            let mut open = Open { buffer, used: HEADER, messages: 0 };
+            open.buffer.set_len(self.packet).ok()?;
+            self.open = Some(open);
+        }
+        self.open.as_ref().map(|open| self.packet.saturating_sub(open.used))
+    }
+}
+
+impl Engine {
+    /// Sends a message, or as much of it as there is room for. Whether the message is complete.
+    ///
+    /// The caller must be the first in line.
+    pub(crate) fn try_send(&mut self, payload: &Payload<'_>, progress: &mut Progress) -> Result<bool, Error> {
+        self.check_open()?;
+        let (len, capacity) = (payload.len(), self.outgoing.packet - HEADER);
+        if len > self.outgoing.max_message {
+            return Err(Error::TooLong { len, max: self.outgoing.max_message });
+        }
+        if !self.place_cancellation() {
+            return Ok(false);
+        }
+        let is_long = frame_len(len) > capacity;
+        loop {
+            let Some(space) = self.outgoing.space(self.connection.pool()) else { return Ok(false) };
+            let needed = match (is_long, progress.has_begun) {
+                (false, _) => frame_len(len),
+                (true, false) => frame_len(LONG),
+                (true, true) => FRAME + (len - progress.offset).min(MIN_PART),
+            };
+            if needed > space {
+                if !self.send_open() {
+                    return Ok(false);
+                }
+                continue;
+            }
+            if !is_long {
+                self.outgoing.add(Kind::Whole, len, |target| payload.copy(0, target));
+                self.counts.bytes_copied += len as u64;
+                self.counts.messages_sent += 1;
+                return Ok(true);
+            }
+            if !progress.has_begun {
+                let total = (len as u64).to_be_bytes();
+                self.outgoing.add(Kind::Long, LONG, |target| target.copy_from_slice(&total));
+                progress.has_begun = true;
+                continue;
+            }
+            let part = (space - FRAME).min(len - progress.offset);
+            self.outgoing.add(Kind::Part, part, |target| payload.copy(progress.offset, target));
+            self.counts.bytes_copied += part as u64;
+            progress.offset += part;
+            if progress.offset == len {
+                self.outgoing.end_message();
+                self.counts.messages_sent += 1;
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Offers a message for the peer to read. Returns the number of offers that are answered once it is read; `None` if there is no
+    /// room.
+    ///
+    /// The caller must be the first in line.
+    pub(crate) fn try_offer(&mut self, memory: &mut Option<ExposedRegion>) -> Result<Option<u64>, Error> {
+        self.check_open()?;
+        let Some(remote) = memory.as_ref().map(ExposedRegion::remote) else { return Err(Error::Closed) };
+        if remote.len > self.outgoing.max_message as u64 {
+            return Err(Error::TooLong { len: remote.len as usize, max: self.outgoing.max_message });
+        }
+        if !self.place_cancellation() || !self.flow.can_offer() {
+            return Ok(None);
+        }
+        let offer = wire::offer(remote);
+        if !self.place(Kind::Offer, offer.len(), |target| target.copy_from_slice(&offer)) {
+            return Ok(None);
+        }
+        self.flow.offer();
+        self.outgoing.offers.extend(memory.take());
+        self.counts.messages_sent += 1;
+        self.counts.offers_made += 1;
+        Ok(Some(self.counts.offers_made))
+    }
+
+    /// Whether these many offers are answered.
+    pub(crate) fn try_answered(&self, offers: u64) -> Result<Option<()>, Error> {
+        if self.counts.offers_answered >= offers {
+            return Ok(Some(()));
+        }
+        match &self.ended {
+            Some(ended) => Err(ended.clone()),
+            None => Ok(None),
+        }
+    }
+
+    /// Frees the memory of offers that the peer has answered.
+    pub(super) fn take_answers(&mut self) {
+        while self.outgoing.offers.len() > self.flow.offers_open() as usize {
+            self.freed.regions.extend(self.outgoing.offers.pop_front());
+            self.counts.offers_answered += 1;
+            self.counts.messages_acknowledged += 1;
+            self.outgoing.has_progressed = true;
+        }
+    }
+
+    /// Sends as many bytes of a stream as fit into a packet. 0 if there is no room.
+    ///
+    /// The caller must be the first in line.
+    pub(crate) fn try_write(&mut self, payload: &Payload<'_>) -> Result<usize, Error> {
+        self.check_open()?;
+        let mut written = 0;
+        while written < payload.len() {
+            let Some(space) = self.outgoing.space(self.connection.pool()) else { break };
+            if space <= FRAME {
+                if !self.send_open() {
+                    break;
+                }
+                continue;
+            }
+            let len = (space - FRAME).min(payload.len() - written);
+            self.outgoing.add(Kind::Whole, len, |target| payload.copy(written, target));
+            written += len;
+        }
+        self.counts.bytes_copied += written as u64;
+        self.counts.messages_sent += u64::from(written != 0);
+        Ok(written)
+    }
+
+    /// Says that this end sends no more. Whether that was added to a packet.
+    pub(crate) fn try_finish(&mut self) -> Result<bool, Error> {
+        if self.outgoing.has_finished {
+            return Ok(true);
+        }
+        self.check_open()?;
+        if !self.place_cancellation() || !self.place(Kind::End, 0, |_| {}) {
+            return Ok(false);
+        }
+        self.outgoing.has_finished = true;
+        Ok(true)
+    }
+
+    /// Says that this end sends no more, once there is room for that.
+    pub(crate) fn finish_later(&mut self) {
+        self.outgoing.finish_due = true;
+    }
+
+    /// Whether nothing is in flight.
+    pub(crate) fn try_drain(&mut self) -> Result<Option<()>, Error> {
+        Ok((self.outgoing.sending.is_empty() || self.ended.is_some()).then_some(()))
+    }
+
+    /// Numbers of packets and of offers that have to be acknowledged for everything that was sent so far.
+    pub(crate) fn added(&self) -> [u64; 2] {
+        [self.counts.packets_sent + u64::from(self.outgoing.has_frames()), self.counts.offers_made]
+    }
+
+    /// Whether these many packets and offers are acknowledged.
+    pub(crate) fn try_flush(&self, [packets, offers]: [u64; 2]) -> Result<Option<()>, Error> {
+        if self.counts.packets_acknowledged < packets && self.ended.is_none() {
+            return Ok(None);
+        }
+        match &self.ended {
+            Some(ended) if self.counts.packets_acknowledged < packets => Err(ended.clone()),
+            _ => self.try_answered(offers),
+        }
+    }
+
+    /// Ends the connection with a code and a reason. What was not sent is discarded.
+    pub(crate) fn abort(&mut self, code: u32, reason: &str) {
+        if self.ended.is_some() {
+            return;
+        }
+        if let Some(open) = self.outgoing.open.take() {
+            self.outgoing.spare.push(open.buffer);
+        }
+        let payload = wire::abort(code, reason);
+        if self.place(Kind::Abort, payload.len(), |target| target.copy_from_slice(&payload)) {
+            self.send_open();
+        }
+        self.end(Error::Closed);
+    }
+
+    /// A task gives up a message of which parts were sent.
+    pub(crate) fn cancel(&mut self) {
+        self.outgoing.cancel_due = true;
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        match &self.ended {
+            Some(ended) => Err(ended.clone()),
+            None if self.outgoing.has_finished => Err(Error::Closed),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a frame to the open packet or to a new one. False if there is no room.
+    fn place(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        loop {
+            match self.outgoing.space(self.connection.pool()) {
+                Some(space) if frame_len(len) <= space => break,
+                Some(_) if self.send_open() => {}
+                _ => return false,
+            }
+        }
+        self.outgoing.add(kind, len, fill);
+        true
+    }
+
+    /// Adds a cancellation if one is due. False if there is no room for it.
+    fn place_cancellation(&mut self) -> bool {
+        if self.outgoing.cancel_due && self.place(Kind::Cancelled, 0, |_| {}) {
+            self.outgoing.cancel_due = false;
+            self.has_new_room = true;
+        }
+        !self.outgoing.cancel_due
+    }
+
+    /// Sends the open packet if it is time, and an update if one is due.
+    pub(super) fn send_due(&mut self) {
+        if self.outgoing.finish_due {
+            let _ = self.try_finish();
+        } else {
+            self.place_cancellation();
+        }
+        if self.flow.data_in_flight() < FEW {
+            self.send_open();
+        }
+        if let Some(counts) = self.flow.answer() {
+            self.post_control(Class::Answer, counts);
+        }
+        if let Some(counts) = self.flow.update() {
+            self.counts.updates_sent += 1;
+            self.post_control(Class::Control, counts);
+        }
+    }
+
+    /// Sends a packet without frames. There is a buffer for each class, of which one packet is in flight.
+    fn post_control(&mut self, class: Class, counts: Counts) {
+        if let Some(buffer) = self.outgoing.control.pop() {
+            self.post(buffer, HEADER, class, counts, 0);
+        }
+    }
+
+    /// Sends the open packet if it has frames and there is credit.
+    pub(super) fn send_open(&mut self) -> bool {
+        if !self.outgoing.has_frames() {
+            return false;
+        }
+        let Some(counts) = self.flow.send() else { return false };
+        let Some(Open { buffer, used, messages }) = mem::take(&mut self.outgoing.open) else { return false };
+        self.counts.packets_sent += 1;
+        self.has_new_room = true;
+        self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);
+        true
+    }
+
+    fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {
+        buffer[..HEADER].copy_from_slice(&wire::header(class, counts));
+        // The capacity is that of a packet.
+        let _ = buffer.set_len(len);
+        let mut operation = self.connection.send_owned(buffer);
+        match Pin::new(&mut operation).poll(&mut Context::from_waker(&self.waker)) {
+            Poll::Pending => {
+                let number = self.flow.sent();
+                self.outgoing.sending.push_back(Sent { operation, class, messages, number });
+            }
+            Poll::Ready(Ok(buffer)) => {
+                self.flow.completed(class);
+                self.outgoing.take_back(class, buffer);
+            }
+            Poll::Ready(Err(failed)) => {
+                self.flow.completed(class);
+                self.freed.buffers.extend(failed.buffer);
+                self.fail(failed.error);
+            }
+        }
+    }
+}

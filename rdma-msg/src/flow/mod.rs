@@ -1,0 +1,296 @@
+//! Flow control of one end of a connection. It does no input or output.
+//!
+//! Each end has a *window*: receives for data packets of the peer. It also has [`CONTROL`] receives for control packets, and
+//! [`OFFERS`] receives for answers to its offers, which are never lent to data. A packet carries absolute counts: how many data
+//! packets and how many control packets the peer may have sent in total, and how many offers of the peer are done. So a packet
+//! that carries counts replaces all earlier ones, and counts need no acknowledgement.
+//!
+//! All packets arrive in one order and consume the same receive queue. Control packets and answers are handled at once, and their
+//! receives are posted again. A data packet occupies its receive until the program returns it.
+//!
+//! A data packet can *offer* memory that the peer is to read. The peer answers when it has read it. An answer needs no credit:
+//! it uses a receive that the end has reserved for its offer. At most [`OFFERS`] offers are open, so a peer can always answer.
+//!
+//! | rule | consequence |
+//! |---|---|
+//! | credits granted never exceed receives posted | the peer never finds the receive queue empty (RNR) |
+//! | the send queue has [`CONTROL_SENDS`] entries for control packets | data never delays an update |
+//! | an answer to each offer has a receive and an entry of the send queue | an answer never waits for data in the other direction |
+//! | an update is due at half a window, or when the peer has no credit left | the peer always learns of a free receive |
+//! | an update is due when the peer has sent its last data | the peer knows that all was taken, also if the last ACK is lost |
+//! | only data makes an update due, never an update | two ends do not exchange updates for ever |
+//!
+//! The acknowledgement of a packet may arrive after the peer's answer to it. So the credit of the peer and the entries of the local
+//! send queue are counted separately.
+//!
+//! The tests explore all orders of events.
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::Violation;
+use crate::wire::Class;
+
+/// Receives for control packets. One of them is for the last update.
+pub(crate) const CONTROL: u32 = 3;
+
+/// Entries of the send queue for control packets.
+pub(crate) const CONTROL_SENDS: u32 = 1;
+
+/// Receives for answers, and so the most offers that are open.
+pub(crate) const OFFERS: u32 = 2;
+
+/// Entries of the send queue for answers. An answer covers all offers before it.
+pub(crate) const ANSWER_SENDS: u32 = 1;
+
+/// Counts that each packet carries. They wrap.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Counts {
+    /// Number of data packets that the receiver of this may have sent.
+    pub(crate) data: u32,
+    /// Number of control packets that the receiver of this may have sent.
+    pub(crate) control: u32,
+    /// Number of offers of the receiver of this that are done.
+    pub(crate) answered: u32,
+}
+
+/// What the ends agree on when they connect.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Limits {
+    /// Receives for data at this end; at least 1.
+    pub(crate) window: u32,
+    /// Receives for data at the peer; at least 1.
+    pub(crate) peer_window: u32,
+    /// Entries of the send queue for data; at least 1.
+    pub(crate) sends: u32,
+}
+
+/// One end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Flow {
+    limits: Limits,
+    /// Packets sent.
+    sent: Counts,
+    /// Packets that the peer allows.
+    allowed: Counts,
+    /// Entries of the send queue in use, by class.
+    in_flight: [u32; 3],
+    /// Packets received.
+    received: Counts,
+    /// Offers made.
+    offered: u32,
+    /// Offers of the peer.
+    offers_received: u32,
+    /// Offers of the peer that are done.
+    offers_done: u32,
+    /// Data packets whose receive is posted again.
+    returned: u32,
+    /// What the peer was told last.
+    told: Counts,
+    /// Whether the peer has sent its last data.
+    has_ended: bool,
+}
+
+impl Flow {
+    /// Both ends have posted their receives.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Flow::starting_at(limits, 0)
+    }
+
+    /// All counts start at `start`, to test that they wrap.
+    fn starting_at(limits: Limits, start: u32) -> Self {
+        let counts = |data: u32, control: u32| Counts {
+            data: start.wrapping_add(data),
+            control: start.wrapping_add(control),
+            answered: start,
+        };
+        Flow {
+            limits,
+            sent: counts(0, 0),
+            allowed: counts(limits.peer_window, CONTROL),
+            in_flight: [0; 3],
+            received: counts(0, 0),
+            offered: start,
+            offers_received: start,
+            offers_done: start,
+            returned: start,
+            told: counts(limits.window, CONTROL),
+            has_ended: false,
+        }
+    }
+
+    /// Number of data packets that can be sent now.
+    pub(crate) fn room(&self) -> u32 {
+        let entries = self.limits.sends - self.data_in_flight();
+        self.credit().min(entries)
+    }
+
+    /// Number of data packets for which the peer has receives.
+    pub(crate) fn credit(&self) -> u32 {
+        self.allowed.data.wrapping_sub(self.sent.data)
+    }
+
+    /// The peer has sent its last data.
+    pub(crate) fn ended(&mut self) {
+        self.has_ended = true;
+    }
+
+    /// Number of data packets that were sent.
+    pub(crate) fn sent(&self) -> u32 {
+        self.sent.data
+    }
+
+    /// Whether the peer has returned the receives of the first `packets` data packets, of which no more were sent.
+    pub(crate) fn has_taken(&self, packets: u32) -> bool {
+        let taken = self.allowed.data.wrapping_sub(self.limits.peer_window);
+        self.sent.data.wrapping_sub(taken) <= self.sent.data.wrapping_sub(packets)
+    }
+
+    /// Number of data packets in the send queue.
+    pub(crate) fn data_in_flight(&self) -> u32 {
+        self.in_flight[Class::Data as usize]
+    }
+
+    /// Sends a data packet with these counts. `None` without credit, or if the send queue is full.
+    pub(crate) fn send(&mut self) -> Option<Counts> {
+        if self.room() == 0 {
+            return None;
+        }
+        self.sent.data = self.sent.data.wrapping_add(1);
+        Some(self.post(Class::Data))
+    }
+
+    /// Whether an offer can be added to a data packet.
+    pub(crate) fn can_offer(&self) -> bool {
+        self.offers_open() < OFFERS
+    }
+
+    /// Number of offers that the peer has not answered.
+    pub(crate) fn offers_open(&self) -> u32 {
+        self.offered.wrapping_sub(self.allowed.answered)
+    }
+
+    /// Adds an offer to a data packet. Only if [`Flow::can_offer`].
+    pub(crate) fn offer(&mut self) {
+        self.offered = self.offered.wrapping_add(1);
+    }
+
+    /// An offer has arrived.
+    pub(crate) fn offered(&mut self) -> Result<(), Violation> {
+        if self.offers_received.wrapping_sub(self.told.answered) >= OFFERS {
+            return Err(Violation::OffersBeyondLimit);
+        }
+        self.offers_received = self.offers_received.wrapping_add(1);
+        Ok(())
+    }
+
+    /// The oldest offer of the peer that was not done is done now.
+    pub(crate) fn done(&mut self) {
+        debug_assert_ne!(self.offers_done, self.offers_received, "it was offered");
+        self.offers_done = self.offers_done.wrapping_add(1);
+    }
+
+    /// Sends an answer with these counts, if the peer does not know of all offers that are done. `None` if the send queue is full.
+    pub(crate) fn answer(&mut self) -> Option<Counts> {
+        let is_due = self.offers_done != self.told.answered;
+        (is_due && self.in_flight[Class::Answer as usize] < ANSWER_SENDS).then(|| self.post(Class::Answer))
+    }
+
+    /// Number of receives that are posted again, and of which the peer does not know.
+    fn untold(&self) -> u32 {
+        self.grant().data.wrapping_sub(self.told.data)
+    }
+
+    /// Whether to tell the peer of its credit, unless a data packet tells it.
+    fn is_update_due(&self) -> bool {
+        let has_none = self.told.data == self.received.data;
+        self.untold() >= self.limits.window.div_ceil(2) || (has_none && self.untold() != 0)
+    }
+
+    /// Whether to tell the peer that all its data was taken.
+    fn is_last_update_due(&self) -> bool {
+        self.has_ended && self.returned == self.received.data && self.untold() != 0
+    }
+
+    /// Sends a control packet with these counts, if an update is due. `None` if not, without credit for control packets, or if the
+    /// send queue is full.
+    pub(crate) fn update(&mut self) -> Option<Counts> {
+        let credit = self.allowed.control.wrapping_sub(self.sent.control);
+        // The peer need not send anything after the last update, so it has to have credit for it.
+        let may_send = (self.is_last_update_due() && credit != 0) || (self.is_update_due() && credit > 1);
+        if !may_send || self.in_flight[Class::Control as usize] >= CONTROL_SENDS {
+            return None;
+        }
+        self.sent.control = self.sent.control.wrapping_add(1);
+        Some(self.post(Class::Control))
+    }
+
+    fn post(&mut self, class: Class) -> Counts {
+        self.in_flight[class as usize] += 1;
+        self.told = self.grant();
+        self.told
+    }
+
+    /// The receives that are posted, as counts for the peer.
+    fn grant(&self) -> Counts {
+        Counts {
+            data: self.returned.wrapping_add(self.limits.window),
+            control: self.received.control.wrapping_add(CONTROL),
+            answered: self.offers_done,
+        }
+    }
+
+    /// A send has completed.
+    pub(crate) fn completed(&mut self, class: Class) {
+        let in_flight = &mut self.in_flight[class as usize];
+        *in_flight = in_flight.saturating_sub(1);
+    }
+
+    /// A data packet has arrived.
+    pub(crate) fn received(&mut self, counts: Counts) -> Result<(), Violation> {
+        if self.told.data == self.received.data {
+            return Err(Violation::DataBeyondCredit);
+        }
+        self.received.data = self.received.data.wrapping_add(1);
+        self.learn(counts)
+    }
+
+    /// The receive of a data packet is posted again.
+    pub(crate) fn returned(&mut self) {
+        debug_assert_ne!(self.returned, self.received.data, "it was received");
+        self.returned = self.returned.wrapping_add(1);
+    }
+
+    /// An update has arrived. Its receive is posted again.
+    pub(crate) fn updated(&mut self, counts: Counts) -> Result<(), Violation> {
+        if self.told.control == self.received.control {
+            return Err(Violation::ControlBeyondCredit);
+        }
+        self.received.control = self.received.control.wrapping_add(1);
+        self.learn(counts)
+    }
+
+    /// An answer has arrived. Its receive is posted again.
+    pub(crate) fn answered(&mut self, counts: Counts) -> Result<(), Violation> {
+        if counts.answered == self.allowed.answered {
+            return Err(Violation::ImpossibleAnswer);
+        }
+        self.learn(counts)
+    }
+
+    fn learn(&mut self, counts: Counts) -> Result<(), Violation> {
+        let is_possible = |new: u32, old: u32, sent: u32, most: u32| {
+            new.wrapping_sub(sent) <= most && new.wrapping_sub(sent) >= old.wrapping_sub(sent)
+        };
+        let data = is_possible(counts.data, self.allowed.data, self.sent.data, self.limits.peer_window);
+        let control = is_possible(counts.control, self.allowed.control, self.sent.control, CONTROL);
+        if !(data && control) {
+            return Err(Violation::ImpossibleCredit);
+        }
+        if counts.answered.wrapping_sub(self.allowed.answered) > self.offers_open() {
+            return Err(Violation::ImpossibleAnswer);
+        }
+        self.allowed = counts;
+        Ok(())
+    }
+}

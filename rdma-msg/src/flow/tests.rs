@@ -1,0 +1,421 @@
+//! All orders of events of two ends, explored.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+/// A packet on its way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Packet {
+    counts: Counts,
+    class: Class,
+    /// Number of the message, if it is data.
+    number: u8,
+    /// Whether it offers memory.
+    is_offer: bool,
+}
+
+/// A short queue that is copied with its state.
+#[derive(Clone, Copy, Debug)]
+struct Queue<T> {
+    items: [T; 8],
+    len: u8,
+}
+
+impl<T: Copy> Queue<T> {
+    fn new(unused: T) -> Self {
+        Queue { items: [unused; 8], len: 0 }
+    }
+
+    fn push(&mut self, item: T) {
+        // Credit bounds the packets on their way.
+        self.items[usize::from(self.len)] = item;
+        self.len += 1;
+    }
+
+    fn pop(&mut self) -> Option<T> {
+        self.len = self.len.checked_sub(1)?;
+        let first = self.items[0];
+        self.items.copy_within(1.., 0);
+        Some(first)
+    }
+
+    fn items(&self) -> &[T] {
+        &self.items[..usize::from(self.len)]
+    }
+}
+
+impl<T: Copy + Hash> Hash for Queue<T> {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.items().hash(hasher);
+    }
+}
+
+/// A hash of 64 bits by multiplications of 128 bits, which is ten times as fast as the one of the standard library here.
+#[derive(Default)]
+struct Fold(u64);
+
+impl Hasher for Fold {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u64(u64::from(number));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(u64::from(number));
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let product = u128::from(self.0 ^ number ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
+        self.0 = (product as u64) ^ (product >> 64) as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+fn packet(counts: Counts, class: Class) -> Packet {
+    Packet { counts, class, number: 0, is_offer: false }
+}
+
+/// One end with its program, and the packets that it has sent.
+#[derive(Clone, Copy, Hash, Debug)]
+struct End {
+    flow: Flow,
+    /// Messages that the program has sent.
+    sent: u8,
+    /// Packets that the peer's device has not received.
+    wire: Queue<Packet>,
+    /// Packets that this device has received, and this end has not seen.
+    arrived: Queue<Packet>,
+    /// Sends that the peer's device has acknowledged, and this end has not seen.
+    acknowledged: Queue<Class>,
+    /// Messages of which this end knows that they were received.
+    known: u8,
+    /// Receives posted.
+    posted: u32,
+    /// Messages that the program keeps.
+    kept: u8,
+    /// Messages that the program has seen.
+    seen: u8,
+    /// Offers of the peer that this end has still to read.
+    to_read: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    windows: [u32; 2],
+    messages: [u8; 2],
+    sends: u32,
+    /// Messages that a program keeps as long as others are to come.
+    hold: u8,
+    /// The value at which all counts start.
+    start: u32,
+    /// Whether all messages are offers.
+    offers: bool,
+}
+
+type State = [End; 2];
+
+/// An event at one of the ends.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The program sends a message.
+    Send,
+    /// This end sends an update.
+    Update,
+    /// The peer's device receives a packet and acknowledges it.
+    Deliver,
+    /// This end sees the completion of a send.
+    Complete,
+    /// This end sees a packet.
+    See,
+    /// The program returns a message.
+    Return,
+    /// This end has read the memory of an offer.
+    Read,
+    /// This end sends an answer.
+    Answer,
+}
+
+const EVENTS: [Event; 8] = [
+    Event::Send,
+    Event::Update,
+    Event::Deliver,
+    Event::Complete,
+    Event::See,
+    Event::Return,
+    Event::Read,
+    Event::Answer,
+];
+
+impl Case {
+    fn initial(&self) -> State {
+        [0, 1].map(|side| {
+            let [window, peer_window] = [self.windows[side], self.windows[1 - side]];
+            let none = packet(Counts { data: 0, control: 0, answered: 0 }, Class::Data);
+            End {
+                flow: Flow::starting_at(Limits { window, peer_window, sends: self.sends }, self.start),
+                sent: 0,
+                wire: Queue::new(none),
+                arrived: Queue::new(none),
+                acknowledged: Queue::new(Class::Data),
+                known: 0,
+                posted: window + CONTROL + OFFERS,
+                kept: 0,
+                seen: 0,
+                to_read: 0,
+            }
+        })
+    }
+
+    /// The state after an event. `None` if the event cannot happen.
+    fn after(&self, state: &State, side: usize, event: Event) -> Option<State> {
+        let mut next = *state;
+        let (left, right) = next.split_at_mut(1);
+        let [own, peer] = if side == 0 { [&mut left[0], &mut right[0]] } else { [&mut right[0], &mut left[0]] };
+        match event {
+            Event::Send => {
+                if own.sent == self.messages[side] || (self.offers && !own.flow.can_offer()) {
+                    return None;
+                }
+                let counts = own.flow.send()?;
+                if self.offers {
+                    own.flow.offer();
+                }
+                own.wire.push(Packet { number: own.sent, is_offer: self.offers, ..packet(counts, Class::Data) });
+                own.sent += 1;
+            }
+            Event::Update => {
+                let counts = own.flow.update()?;
+                own.wire.push(packet(counts, Class::Control));
+            }
+            Event::Deliver => {
+                let packet = own.wire.pop()?;
+                own.acknowledged.push(packet.class);
+                assert_ne!(peer.posted, 0, "RNR");
+                peer.posted -= 1;
+                peer.arrived.push(packet);
+            }
+            Event::Complete => {
+                let class = own.acknowledged.pop()?;
+                own.flow.completed(class);
+                own.known += u8::from(class == Class::Data);
+            }
+            Event::See => {
+                let Packet { counts, class, number, is_offer } = own.arrived.pop()?;
+                match class {
+                    Class::Data => {
+                        own.flow.received(counts).expect("the peer keeps to the protocol");
+                        assert_eq!(number, own.seen, "each message once and in order");
+                        own.kept += 1;
+                        own.seen += 1;
+                        if own.seen == self.messages[1 - side] {
+                            own.flow.ended();
+                        }
+                        if is_offer {
+                            own.flow.offered().expect("the peer keeps to the protocol");
+                            own.to_read += 1;
+                        }
+                    }
+                    Class::Answer => {
+                        own.posted += 1;
+                        own.flow.answered(counts).expect("the peer keeps to the protocol");
+                    }
+                    Class::Control => {
+                        own.posted += 1;
+                        own.flow.updated(counts).expect("the peer keeps to the protocol");
+                    }
+                }
+            }
+            Event::Return => {
+                let is_last = own.seen == self.messages[1 - side];
+                if own.kept == 0 || (own.kept <= self.hold && !is_last) {
+                    return None;
+                }
+                own.kept -= 1;
+                own.posted += 1;
+                own.flow.returned();
+            }
+            Event::Read => {
+                own.to_read = own.to_read.checked_sub(1)?;
+                own.flow.done();
+            }
+            Event::Answer => {
+                let counts = own.flow.answer()?;
+                own.wire.push(packet(counts, Class::Answer));
+            }
+        }
+        Some(next)
+    }
+
+    /// Explores all states. Returns their number.
+    fn explore(&self) -> usize {
+        // Two different states with the same 64 bits would hide one of them: less likely than 1 in a million for a million states.
+        let hasher = BuildHasherDefault::<Fold>::default();
+        let initial = self.initial();
+        let mut seen = HashSet::from([hasher.hash_one(initial)]);
+        let mut open = vec![initial];
+        while let Some(state) = open.pop() {
+            let mut is_stuck = true;
+            for side in [0, 1] {
+                self.check(&state, side);
+                for event in EVENTS {
+                    let Some(next) = self.after(&state, side, event) else { continue };
+                    is_stuck = false;
+                    if seen.insert(hasher.hash_one(next)) {
+                        open.push(next);
+                    }
+                }
+            }
+            assert!(!is_stuck || self.is_done(&state), "nobody can go on: {self:?} {state:#?}");
+        }
+        seen.len()
+    }
+
+    /// Whether all messages were seen and returned, and nothing is on its way.
+    fn is_done(&self, state: &State) -> bool {
+        [0, 1].into_iter().all(|side| {
+            let End { flow, sent, wire, arrived, acknowledged, known, kept, seen, to_read, .. } = &state[side];
+            let is_idle = (wire.len, arrived.len, acknowledged.len) == (0, 0, 0);
+            let all = self.messages[side];
+            let is_answered = *to_read == 0 && flow.offers_open() == 0;
+            // The peer has told that it has taken everything.
+            let is_taken = flow.has_taken(flow.sent());
+            is_idle
+                && is_answered
+                && is_taken
+                && (*sent, *known, *kept, *seen) == (all, all, 0, self.messages[1 - side])
+        })
+    }
+
+    /// What must hold in each state, also because the connection may be lost in it.
+    fn check(&self, state: &State, side: usize) {
+        let [own, peer] = [&state[side], &state[1 - side]];
+        let taken = peer.seen - peer.kept;
+        assert!(
+            (taken + 1..=own.sent).all(|number| !own.flow.has_taken(self.start.wrapping_add(number.into()))),
+            "{state:#?}"
+        );
+        // Credit is conserved: each packet that the peer may send, or has sent, has a receive.
+        let unseen = |class| {
+            own.wire.items().iter().chain(peer.arrived.items()).filter(|packet| packet.class == class).count() as u32
+        };
+        let data = own.flow.credit() + unseen(Class::Data) + u32::from(peer.kept);
+        assert!(data <= self.windows[1 - side], "{state:#?}");
+        let control = own.flow.allowed.control.wrapping_sub(own.flow.sent.control);
+        assert!(control + unseen(Class::Control) <= CONTROL, "{state:#?}");
+        assert!(own.flow.offers_open() <= OFFERS && unseen(Class::Answer) <= peer.flow.offers_open(), "{state:#?}");
+        let [data, control, answers] = own.flow.in_flight;
+        assert!(data <= self.sends && control <= CONTROL_SENDS && answers <= ANSWER_SENDS, "{state:#?}");
+        // If the connection is lost now, the peer sees the messages that its device has received and no others. This end knows only
+        // of messages among these.
+        let arrived: Vec<u8> = peer
+            .arrived
+            .items()
+            .iter()
+            .filter(|packet| packet.class == Class::Data)
+            .map(|packet| packet.number)
+            .collect();
+        let received = peer.seen + arrived.len() as u8;
+        assert!(arrived.into_iter().eq(peer.seen..received), "{state:#?}");
+        assert!(own.known <= received && received <= own.sent, "{state:#?}");
+    }
+}
+
+/// All cases, except mirrored ones. In some of them, one end has more messages than the window of the other.
+fn cases() -> impl Iterator<Item = Case> {
+    let pairs = |range: std::ops::RangeInclusive<u8>| {
+        range.clone().flat_map(move |one| range.clone().map(move |other| [one, other]))
+    };
+    pairs(1..=4).filter(|[one, other]| one <= other).flat_map(move |windows| {
+        let longer = (4..=7).flat_map(|more| [[more, 0], [0, more]]).chain([[4, 1], [1, 4]]);
+        pairs(0..=3).chain(longer).flat_map(move |messages| {
+            (0..windows[0]).flat_map(move |hold| {
+                let windows = windows.map(u32::from);
+                let case = move |sends, start, offers| Case { windows, messages, sends, hold, start, offers };
+                // The second start wraps after the first packet.
+                let cases = [case(1, 0, false), case(2, u32::MAX, false)];
+                // One end makes more offers than may be open, or each end makes one.
+                let has_offers = match messages {
+                    [3, 0] | [0, 3] => windows[1] <= 3,
+                    [1, 1] => windows[1] == 1,
+                    _ => false,
+                };
+                cases.into_iter().chain(has_offers.then_some(case(2, u32::MAX - 1, true)))
+            })
+        })
+    })
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "millions of states")]
+fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
+    let cases: Vec<Case> = cases().collect();
+    let next = AtomicUsize::new(0);
+    let explore =
+        || std::iter::from_fn(|| Some(cases.get(next.fetch_add(1, Ordering::Relaxed))?.explore())).sum::<usize>();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let states: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(explore)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a case fails")).sum::<usize>()
+    });
+    assert!(states > 1_000_000, "{states} states");
+}
+
+#[test]
+fn a_lying_peer_is_found_out() {
+    let limits = Limits { window: 2, peer_window: 3, sends: 4 };
+    let flow = Flow::new(limits);
+    let honest = Counts { data: 3, control: CONTROL, answered: 0 };
+    for lie in [
+        Counts { data: 4, ..honest },
+        Counts { data: u32::MAX, ..honest },
+        Counts { data: 2, ..honest },
+        Counts { control: CONTROL + 1, ..honest },
+        Counts { control: 0, ..honest },
+    ] {
+        let [mut one, mut other] = [flow; 2];
+        assert_eq!(one.received(lie), Err(Violation::ImpossibleCredit), "{lie:?}");
+        assert_eq!(other.updated(lie), Err(Violation::ImpossibleCredit), "{lie:?}");
+    }
+    let mut flow = flow;
+    (0..2).for_each(|_| flow.received(honest).unwrap());
+    (0..CONTROL).for_each(|_| flow.updated(honest).unwrap());
+    assert_eq!(flow.received(honest), Err(Violation::DataBeyondCredit));
+    assert_eq!(flow.updated(honest), Err(Violation::ControlBeyondCredit));
+}
+
+#[test]
+fn a_peer_that_lies_about_offers_is_found_out() {
+    let mut flow = Flow::new(Limits { window: 8, peer_window: 8, sends: 4 });
+    let answered = |answered| Counts { data: 8, control: CONTROL, answered };
+    flow.offer();
+    for _ in 0..OFFERS {
+        flow.offered().unwrap();
+    }
+    assert_eq!(flow.offered(), Err(Violation::OffersBeyondLimit));
+    flow.done();
+    flow.answer().unwrap();
+    flow.offered().unwrap();
+    let mut other = flow;
+    assert_eq!(other.received(answered(2)), Err(Violation::ImpossibleAnswer));
+    assert_eq!(flow.answered(answered(0)), Err(Violation::ImpossibleAnswer));
+    flow.answered(answered(1)).unwrap();
+    assert_eq!(flow.answered(answered(1)), Err(Violation::ImpossibleAnswer));
+    assert_eq!(flow.updated(answered(0)), Err(Violation::ImpossibleAnswer));
+}

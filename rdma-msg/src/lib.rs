@@ -1,0 +1,90 @@
+//! Messages of any size and byte streams over RDMA.
+//!
+//! ```no_run
+//! # async fn example() -> rdma_msg::Result<()> {
+//! let channel = rdma_msg::connect("10.0.0.2:7471").await?;
+//! channel.send("hello").await?;
+//! while let Some(message) = channel.receive().await? {
+//!     println!("{:?}", &*message);
+//! }
+//! channel.close().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The other end:
+//!
+//! ```no_run
+//! # async fn example() -> rdma_msg::Result<()> {
+//! async fn serve(channel: rdma_msg::Channel) -> rdma_msg::Result<()> {
+//!     while let Some(message) = channel.receive().await? {
+//!         channel.send(&message).await?;
+//!     }
+//!     channel.close().await
+//! }
+//!
+//! let listener = rdma_msg::Listener::bind("0.0.0.0:7471").await?;
+//! loop {
+//!     tokio::spawn(serve(listener.accept().await?));
+//! }
+//! # }
+//! ```
+//!
+//! [`blocking`] has channels for programs without async. [`Stream`] carries bytes instead, for libraries that want `AsyncRead`
+//! and `AsyncWrite`.
+//!
+//! To run without an RDMA device, enable the feature `soft` and call `rdma_safe::soft::install_by_default()` first.
+//!
+//! # Flow control
+//!
+//! A connection has receives for a [`window`](Connector::window) of packets. The peer sends a packet only if it knows of a free
+//! receive, so packets never find the receive queue empty (RNR). It learns of free receives by the packets of the other
+//! direction, or by control packets, which have receives of their own. A program that does not receive, or that keeps its
+//! messages, holds back its peer, and nobody else: senders wait, in order, until there is room.
+//!
+//! # Cancellation
+//!
+//! | a future is dropped | |
+//! |---|---|
+//! | [`Channel::send`] | the message does not arrive |
+//! | [`Channel::receive`] | loses no message |
+//! | [`Channel::close`] | the channel is closed when its last handle is dropped |
+//!
+//! So the caller sets deadlines with its runtime: `tokio::time::timeout(…, channel.receive())`.
+//!
+//! # Features
+//!
+//! | feature | |
+//! |---|---|
+//! | `tokio` (default) | `AsyncRead` and `AsyncWrite` of tokio; drivers as tasks of tokio |
+//! | `futures` | `AsyncRead` and `AsyncWrite` of futures-io |
+//! | `bytes` | `Bytes` of received messages without a copy |
+//! | `soft` | soft0, a software RNIC in the process |
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod assembly;
+pub mod blocking;
+mod channel;
+mod connector;
+mod coop;
+mod engine;
+mod error;
+mod flow;
+mod listener;
+mod message;
+mod options;
+mod payload;
+mod shared;
+mod stream;
+mod waiting;
+mod wire;
+
+pub use channel::{Channel, Receive, Send, Statistics};
+pub use connector::{Connector, connect, connect_stream};
+pub use error::{Error, Incompatible, Result, Violation};
+pub use listener::{Listener, ListenerBuilder, StreamListener};
+pub use message::Message;
+pub use payload::Payload;
+pub use stream::{ReadHalf, Stream, WriteHalf};

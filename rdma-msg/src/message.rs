@@ -1,0 +1,135 @@
+//! Received messages.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use rdma_safe::Buffer;
+
+use crate::shared::Shared;
+
+/// A received message. Its memory goes back to the channel when it is dropped.
+///
+/// Messages that arrived in one packet share its memory. While a program keeps messages of as many packets as the channel has
+/// [receives](crate::Connector::window), its peer cannot send. To keep the bytes longer, copy them: `message.to_vec()`.
+pub struct Message(Storage);
+
+enum Storage {
+    /// The only message of a packet.
+    Packet(Packet, Part),
+    /// One of several messages of a packet.
+    Shared(Arc<Packet>, Part),
+    /// A message that was read from the memory of the peer.
+    Read(Buffer),
+    /// A message that was copied from several packets or reads.
+    Assembled(Vec<u8>),
+}
+
+/// The place of a message in its packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+/// A received data packet. Dropping it returns its receive.
+pub(crate) struct Packet {
+    /// `None` only while it is being dropped.
+    message: Option<rdma_async::Message>,
+    channel: Weak<Shared>,
+}
+
+impl Packet {
+    pub(crate) fn new(message: rdma_async::Message, channel: &Weak<Shared>) -> Self {
+        Packet { message: Some(message), channel: channel.clone() }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.message.as_deref().unwrap_or_default()
+    }
+
+    fn part(&self, part: Part) -> &[u8] {
+        self.bytes().get(part.start..part.start + part.len).unwrap_or_default()
+    }
+}
+
+impl Drop for Packet {
+    fn drop(&mut self) {
+        // Posts the receive before the credit for it is granted.
+        self.message = None;
+        if let Some(channel) = self.channel.upgrade() {
+            channel.returned();
+        }
+    }
+}
+
+impl Message {
+    pub(crate) fn only(packet: Packet, part: Part) -> Self {
+        Message(Storage::Packet(packet, part))
+    }
+
+    pub(crate) fn of(packet: Arc<Packet>, part: Part) -> Self {
+        Message(Storage::Shared(packet, part))
+    }
+
+    pub(crate) fn read(buffer: Buffer) -> Self {
+        Message(Storage::Read(buffer))
+    }
+
+    pub(crate) fn assembled(bytes: Vec<u8>) -> Self {
+        Message(Storage::Assembled(bytes))
+    }
+
+    /// Whether the bytes are where the device has put them, without a copy.
+    ///
+    /// Messages that arrive in several packets, or in several reads, are copied once.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        !matches!(self.0, Storage::Assembled(_))
+    }
+
+    /// The bytes. Copies them if they are in a packet, whose memory then goes back to the channel.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<u8> {
+        match self.0 {
+            Storage::Assembled(bytes) => bytes,
+            Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) => self.to_vec(),
+        }
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Storage::Packet(packet, part) => packet.part(*part),
+            Storage::Shared(packet, part) => packet.part(*part),
+            Storage::Read(buffer) => buffer,
+            Storage::Assembled(bytes) => bytes,
+        }
+    }
+}
+
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<Message> for bytes::Bytes {
+    /// The bytes without a copy. The memory goes back to the channel with the last clone.
+    fn from(message: Message) -> Self {
+        match message.0 {
+            Storage::Assembled(bytes) => bytes.into(),
+            Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) => bytes::Bytes::from_owner(message),
+        }
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("len", &self.len()).finish_non_exhaustive()
+    }
+}

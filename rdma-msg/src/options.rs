@@ -1,0 +1,171 @@
+//! Options of connections.
+
+use rdma_async::Connection;
+use rdma_pool::Budget;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::channel::{Handle, Owner};
+use crate::engine::READS;
+use crate::engine::{Engine, Reserved};
+use crate::error::Result;
+use crate::flow::{ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS};
+use crate::shared::Shared;
+use crate::wire::{HEADER, Hello, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
+
+/// Options of channels and streams, for [`Connector`](crate::Connector) and [`Listener`](crate::Listener).
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) packet_size: u32,
+    pub(crate) window: u32,
+    pub(crate) sends: u32,
+    pub(crate) max_message: usize,
+    pub(crate) read_from: usize,
+    pub(crate) keepalive: Option<Duration>,
+    pub(crate) linger: Duration,
+    pub(crate) timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            packet_size: 20 << 10,
+            window: 16,
+            sends: 16,
+            max_message: 64 << 20,
+            read_from: 64 << 10,
+            keepalive: Some(Duration::from_secs(10)),
+            linger: Duration::from_secs(2),
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// The methods that set them, for connectors and listeners.
+macro_rules! setters {
+    () => {
+        /// The longest packet in bytes, 512 to 1 MiB; 20 KiB by default. The shorter one of the two ends counts.
+        ///
+        /// Longer messages are divided, and copied once at the receiver.
+        pub fn packet_size(mut self, bytes: usize) -> Self {
+            self.options.packet_size =
+                bytes.clamp(crate::wire::MIN_PACKET as usize, crate::wire::MAX_PACKET as usize) as u32;
+            self
+        }
+
+        /// Packets that may wait at this end, 1 to 16384; 16 by default. The peer sends no more until messages are dropped.
+        ///
+        /// A connection has receives for as many packets, and five for control packets.
+        pub fn window(mut self, packets: u32) -> Self {
+            self.options.window = packets.clamp(1, crate::wire::MAX_WINDOW);
+            self
+        }
+
+        /// Packets that may be on their way to the peer; 16 by default.
+        pub fn sends(mut self, packets: u32) -> Self {
+            self.options.sends = packets.clamp(1, crate::wire::MAX_WINDOW);
+            self
+        }
+
+        /// The longest message that this end accepts, in bytes, up to 1 GiB; 64 MiB by default.
+        ///
+        /// A sender learns it from the handshake. It bounds the memory for a message that arrives in parts.
+        pub fn max_message(mut self, bytes: usize) -> Self {
+            self.options.max_message = bytes.min(1 << 30);
+            self
+        }
+
+        /// Length in bytes from which on the peer reads a message of owned memory (`Vec<u8>`) where it is; 64 KiB by default.
+        ///
+        /// The memory is registered for that message alone, and deregistered when the peer has read it. So nothing is copied, but a
+        /// registration costs system calls on hardware. `usize::MAX` disables it.
+        pub fn read_from(mut self, bytes: usize) -> Self {
+            self.options.read_from = bytes;
+            self
+        }
+
+        /// Time within which a silent death of the peer is noticed; 10 s by default. `None` disables it.
+        pub fn keepalive(mut self, within: impl Into<Option<std::time::Duration>>) -> Self {
+            self.options.keepalive = within.into();
+            self
+        }
+
+        /// Time for packets in flight to be acknowledged when the last handle is dropped; 2 s by default.
+        pub fn linger(mut self, time: std::time::Duration) -> Self {
+            self.options.linger = time;
+            self
+        }
+
+        /// Time for the peer to answer when a connection is made or closed; 10 s by default.
+        pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
+            self.options.timeout = timeout;
+            self
+        }
+    };
+}
+
+pub(crate) use setters;
+
+/// Sets the options of a connector or listener of rdma-async.
+macro_rules! transport {
+    ($options:expr, $hello:expr, $builder:expr) => {{
+        let options = $options;
+        $builder
+            .sends(options.transport_sends())
+            .receives(options.transport_receives())
+            .message_size(options.packet_size as usize)
+            .keepalive(options.keepalive)
+            .linger(options.linger)
+            .timeout(options.timeout)
+            .private_data($hello.encode())
+    }};
+}
+
+pub(crate) use transport;
+
+impl Options {
+    /// What this end tells its peers.
+    pub(crate) fn hello(&self, purpose: Purpose) -> Hello {
+        Hello {
+            versions: VERSIONS,
+            purpose,
+            window: self.window.clamp(1, MAX_WINDOW),
+            packet: self.packet_size.clamp(MIN_PACKET, MAX_PACKET),
+            message: match purpose {
+                Purpose::Messages => self.max_message as u64,
+                // A chunk is as long as a packet at most.
+                Purpose::Stream => MAX_PACKET.into(),
+            },
+        }
+    }
+
+    pub(crate) fn transport_sends(&self) -> u32 {
+        self.sends + CONTROL_SENDS + ANSWER_SENDS + READS
+    }
+
+    pub(crate) fn transport_receives(&self) -> u32 {
+        self.window + CONTROL + OFFERS
+    }
+
+    /// Starts the engine of a connection whose handshake is complete.
+    pub(crate) async fn start(&self, connection: Connection, own: &Hello) -> Result<Handle> {
+        let peer = own.decode(connection.private_data())?;
+        let pool = connection.pool();
+        let reserved = Reserved {
+            packet: pool.get_async(Budget::Sends, self.packet_size.min(peer.packet) as usize).await.map_err(memory)?,
+            control: [
+                pool.get_async(Budget::Control, HEADER).await.map_err(memory)?,
+                pool.get_async(Budget::Control, HEADER).await.map_err(memory)?,
+            ],
+        };
+        let pd = connection.pd().clone();
+        let addresses = [connection.local_address(), connection.peer_address()];
+        let shared =
+            Shared::new(|waker, channel| Engine::new(connection, [own, &peer], self.sends, reserved, waker, channel));
+        Ok(Handle(Arc::new(Owner { shared, addresses, pd, read_from: self.read_from })))
+    }
+}
+
+fn memory(error: rdma_pool::Error) -> rdma_async::Error {
+    error.into()
+}

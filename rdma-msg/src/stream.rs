@@ -1,0 +1,372 @@
+//! Byte streams.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use rdma_safe::cm::Address;
+
+use crate::channel::{Flush, Handle, Statistics, Waiting, receive};
+use crate::engine::{Engine, Waits};
+use crate::error::Result;
+use crate::message::Message;
+use crate::payload::Payload;
+
+/// A connection for bytes: `AsyncRead` and `AsyncWrite` of tokio (feature `tokio`) and of futures-io (feature `futures`).
+///
+/// Each direction copies the bytes once at the writer and once at the reader. [`Stream::chunk`] reads without a copy. Neither
+/// direction waits for the program in the other one: the credit of one direction is handled also while the program does not read.
+///
+/// Short writes that are made while others are on their way share packets. Flushing waits for nothing, as with a TCP socket.
+/// End the stream by `shutdown`, which waits until the peer's device has acknowledged all bytes: when a stream is dropped
+/// without it, bytes for which the peer has no room yet are lost, and the peer gets
+/// [`ConnectionReset`](io::ErrorKind::ConnectionReset).
+///
+/// ```no_run
+/// # #[cfg(feature = "tokio")]
+/// # async fn example() -> std::io::Result<()> {
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+///
+/// let mut stream = rdma_msg::connect_stream("10.0.0.2:7471").await?;
+/// stream.write_all(b"a question").await?;
+/// stream.shutdown().await?;
+/// let mut answer = Vec::new();
+/// stream.read_to_end(&mut answer).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Stream {
+    read: ReadHalf,
+    write: WriteHalf,
+}
+
+/// The half of a [`Stream`] that reads. Made by [`Stream::into_split`].
+pub struct ReadHalf {
+    waiting: Waiting<Handle>,
+    /// The chunk that is being read.
+    chunk: Option<Message>,
+    /// Bytes of it that were read.
+    at: usize,
+}
+
+/// The half of a [`Stream`] that writes. Dropping it says that this end writes no more. Made by [`Stream::into_split`].
+pub struct WriteHalf {
+    waiting: Waiting<Handle>,
+    /// Set once this end writes no more.
+    flush: Option<Flush<Handle>>,
+}
+
+impl Stream {
+    pub(crate) fn new(handle: Handle) -> Self {
+        let read = ReadHalf { waiting: Waiting::new(handle.clone(), Waits::ToReceive), chunk: None, at: 0 };
+        Stream { read, write: WriteHalf { waiting: Waiting::new(handle, Waits::ToSend), flush: None } }
+    }
+
+    /// Both halves, for two tasks.
+    #[must_use]
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.read, self.write)
+    }
+
+    /// Like [`ReadHalf::chunk`].
+    ///
+    /// # Errors
+    /// Like [`ReadHalf::chunk`].
+    pub async fn chunk(&mut self) -> Result<Option<Message>> {
+        self.read.chunk().await
+    }
+
+    /// Ends the stream in order, and waits for the end of the connection, as [`Channel::close`](crate::Channel::close) does.
+    ///
+    /// # Errors
+    /// The reason why the stream has ended before all bytes have reached the peer.
+    pub async fn close(mut self) -> Result<()> {
+        let handle = self.read.waiting.handle().clone();
+        let ended = std::future::poll_fn(|context| self.write.poll_end(context)).await;
+        handle.close_connection().await;
+        ended
+    }
+
+    /// Counts since the stream was connected. Each write is at least one message.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.read.waiting.handle().statistics()
+    }
+
+    /// Ends the stream at once, and tells the peer why: [`Error::Aborted`](crate::Error::Aborted). Bytes on their way may be lost.
+    pub fn abort(&self, code: u32, reason: &str) {
+        self.read.waiting.handle().with(|engine| engine.abort(code, reason));
+    }
+
+    /// The address of this end.
+    #[must_use]
+    pub fn local_address(&self) -> Option<Address> {
+        self.read.waiting.handle().0.addresses[0]
+    }
+
+    /// The address of the peer.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<Address> {
+        self.read.waiting.handle().0.addresses[1]
+    }
+}
+
+impl ReadHalf {
+    /// The next bytes that have arrived, in place; `None` at the end of the stream.
+    ///
+    /// Their memory goes back to the stream when the chunk is dropped. The first chunk after a read that left bytes of one is a
+    /// copy of the rest.
+    ///
+    /// # Errors
+    /// The reason why the stream has ended.
+    pub async fn chunk(&mut self) -> Result<Option<Message>> {
+        match self.chunk.take() {
+            Some(rest) if self.at == 0 => Ok(Some(rest)),
+            Some(rest) => Ok(Some(Message::assembled(rest[self.at..].to_vec()))),
+            None => std::future::poll_fn(|context| self.waiting.poll(context, receive)).await,
+        }
+    }
+
+    /// Ends the stream at once: [`Stream::abort`].
+    pub fn abort(&self, code: u32, reason: &str) {
+        self.waiting.handle().with(|engine| engine.abort(code, reason));
+    }
+
+    /// The bytes to read next. Empty at the end of the stream.
+    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<&[u8]>> {
+        while self.chunk.as_ref().is_none_or(|chunk| self.at == chunk.len()) {
+            (self.chunk, self.at) = (None, 0);
+            match ready!(self.waiting.poll(context, receive))? {
+                Some(chunk) => self.chunk = Some(chunk),
+                None => return Poll::Ready(Ok(&[])),
+            }
+        }
+        Poll::Ready(Ok(self.chunk.as_ref().map_or(&[], |chunk| &chunk[self.at..])))
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.at += bytes;
+        if self.chunk.as_ref().is_some_and(|chunk| self.at >= chunk.len()) {
+            (self.chunk, self.at) = (None, 0);
+        }
+    }
+}
+
+impl WriteHalf {
+    fn poll_write(&mut self, context: &mut Context<'_>, bytes: &Payload<'_>) -> Poll<io::Result<usize>> {
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let written = ready!(
+            self.waiting.poll(context, |engine| { Ok(Some(engine.try_write(bytes)?).filter(|written| *written != 0)) })
+        );
+        Poll::Ready(Ok(written?))
+    }
+
+    /// Reports that the stream has ended. There is nothing to wait for.
+    fn poll_flush(&self) -> Poll<io::Result<()>> {
+        let ended = self.waiting.handle().with(|engine| engine.ended().cloned());
+        Poll::Ready(ended.map_or(Ok(()), |error| Err(error.into())))
+    }
+
+    fn poll_shutdown(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(ready!(self.poll_end(context))?))
+    }
+
+    /// Says that this end writes no more, and waits until the peer has all bytes.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        if self.flush.is_none() {
+            ready!(self.waiting.poll(context, |engine| Ok(engine.try_finish()?.then_some(()))))?;
+        }
+        let flush = self.flush.get_or_insert_with(|| Flush::new(self.waiting.handle().clone()));
+        flush.poll(context)
+    }
+
+    /// Ends the stream at once: [`Stream::abort`].
+    pub fn abort(&self, code: u32, reason: &str) {
+        self.waiting.handle().with(|engine| engine.abort(code, reason));
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        self.waiting.handle().0.shared.with_own(Engine::finish_later);
+    }
+}
+
+impl fmt::Debug for ReadHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadHalf").field("handle", self.waiting.handle()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WriteHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteHalf").field("handle", self.waiting.handle()).finish_non_exhaustive()
+    }
+}
+
+/// Implements the traits for reading and writing. `$half` is the half of `Self` that does it.
+macro_rules! implement {
+    ($($reader:ident $read:ident)*; $($writer:ident $write:ident)*) => {
+        #[cfg(feature = "tokio")]
+        mod for_tokio {
+            use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+
+            use super::*;
+
+            $(
+                impl AsyncRead for $reader {
+                    fn poll_read(
+                        mut self: Pin<&mut Self>,
+                        context: &mut Context<'_>,
+                        target: &mut ReadBuf<'_>,
+                    ) -> Poll<io::Result<()>> {
+                        let half = self.$read();
+                        if target.remaining() == 0 {
+                            return Poll::Ready(Ok(()));
+                        }
+                        let bytes = ready!(half.poll_fill(context))?;
+                        let len = bytes.len().min(target.remaining());
+                        target.put_slice(&bytes[..len]);
+                        half.consume(len);
+                        Poll::Ready(Ok(()))
+                    }
+                }
+
+                impl AsyncBufRead for $reader {
+                    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+                        Poll::Ready(Ok(ready!(self.get_mut().$read().poll_fill(context))?))
+                    }
+
+                    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+                        self.$read().consume(bytes);
+                    }
+                }
+            )*
+
+            $(
+                impl AsyncWrite for $writer {
+                    fn poll_write(
+                        mut self: Pin<&mut Self>,
+                        context: &mut Context<'_>,
+                        bytes: &[u8],
+                    ) -> Poll<io::Result<usize>> {
+                        self.$write().poll_write(context, &bytes.into())
+                    }
+
+                    fn poll_write_vectored(
+                        mut self: Pin<&mut Self>,
+                        context: &mut Context<'_>,
+                        list: &[IoSlice<'_>],
+                    ) -> Poll<io::Result<usize>> {
+                        self.$write().poll_write(context, &list.into())
+                    }
+
+                    fn is_write_vectored(&self) -> bool {
+                        true
+                    }
+
+                    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                        self.$write().poll_flush()
+                    }
+
+                    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                        self.$write().poll_shutdown(context)
+                    }
+                }
+            )*
+        }
+
+        #[cfg(feature = "futures")]
+        mod for_futures {
+            use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
+
+            use super::*;
+
+            $(
+                impl AsyncRead for $reader {
+                    fn poll_read(
+                        mut self: Pin<&mut Self>,
+                        context: &mut Context<'_>,
+                        target: &mut [u8],
+                    ) -> Poll<io::Result<usize>> {
+                        let half = self.$read();
+                        if target.is_empty() {
+                            return Poll::Ready(Ok(0));
+                        }
+                        let bytes = ready!(half.poll_fill(context))?;
+                        let len = bytes.len().min(target.len());
+                        target[..len].copy_from_slice(&bytes[..len]);
+                        half.consume(len);
+                        Poll::Ready(Ok(len))
+                    }
+                }
+
+                impl AsyncBufRead for $reader {
+                    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+                        Poll::Ready(Ok(ready!(self.get_mut().$read().poll_fill(context))?))
+                    }
+
+                    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+                        self.$read().consume(bytes);
+                    }
+                }
+            )*
+
+            $(
+                impl AsyncWrite for $writer {
+                    fn poll_write(
+                        mut self: Pin<&mut Self>,
+                        context: &mut Context<'_>,
+                        bytes: &[u8],
+                    ) -> Poll<io::Result<usize>> {
+                        self.$write().poll_write(context, &bytes.into())
+                    }
+
+                    fn poll_write_vectored(
+                        mut self: Pin<&mut Self>,
+                        context: &mut Context<'_>,
+                        list: &[IoSlice<'_>],
+                    ) -> Poll<io::Result<usize>> {
+                        self.$write().poll_write(context, &list.into())
+                    }
+
+                    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                        self.$write().poll_flush()
+                    }
+
+                    fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                        self.$write().poll_shutdown(context)
+                    }
+                }
+            )*
+        }
+    };
+}
+
+impl Stream {
+    fn reader(&mut self) -> &mut ReadHalf {
+        &mut self.read
+    }
+
+    fn writer(&mut self) -> &mut WriteHalf {
+        &mut self.write
+    }
+}
+
+impl ReadHalf {
+    fn reader(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl WriteHalf {
+    fn writer(&mut self) -> &mut Self {
+        self
+    }
+}
+
+implement!(Stream reader ReadHalf reader; Stream writer WriteHalf writer);

@@ -1,0 +1,212 @@
+//! Peers that lie or die.
+
+#[path = "../../rdma-async/tests/support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use rdma_async::Connection;
+use rdma_msg::{Channel, Error, Listener, Violation};
+use support::peer::{self, Peer};
+use support::{soft0, soon};
+
+/// The private data of a peer with these receives and packets of 4 KiB.
+fn hello(window: u32) -> Vec<u8> {
+    let mut hello = b"RMSG\x01\x01\0\0".to_vec();
+    hello.extend([window, 4096].map(u32::to_be_bytes).concat());
+    hello.extend(1_000_000_u64.to_be_bytes());
+    hello
+}
+
+/// A packet with these credits.
+fn packet(class: u8, [data, control]: [u32; 2], frames: &[u8]) -> Vec<u8> {
+    let mut packet = vec![class, 0, 0, 0];
+    packet.extend([data, control, 0].map(u32::to_be_bytes).concat());
+    packet.extend(frames);
+    packet
+}
+
+fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes().to_vec();
+    frame.extend([kind, 0, 0, 0]);
+    frame.extend(payload);
+    frame.resize(frame.len().next_multiple_of(8), 0);
+    frame
+}
+
+/// An offer of memory at address 4096.
+fn offer(len: u64, rkey: u32) -> Vec<u8> {
+    frame(3, &[&[len, 4096].map(u64::to_be_bytes).concat()[..], &rkey.to_be_bytes()].concat())
+}
+
+/// The credits of a peer with 8 receives that has received nothing.
+const HONEST: [u32; 2] = [8, 3];
+
+/// A peer of which the test decides what it sends, and a channel to it.
+async fn liar(listener: &Listener) -> (Connection, Channel) {
+    let connector = rdma_async::Connector::new().unwrap().private_data(hello(8)).message_size(1 << 16);
+    let (liar, channel) =
+        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
+    (liar.unwrap(), channel.unwrap())
+}
+
+async fn send(liar: &Connection, packet: Vec<u8>) {
+    let buffer = liar.buffer_of(&packet).await.unwrap();
+    // Its connection may end meanwhile.
+    let _ = liar.send(buffer).await;
+}
+
+#[tokio::test]
+async fn a_lying_peer_ends_its_own_channel_only() {
+    let _soft = soft0();
+    let listener = Listener::builder().window(4).packet_size(4096).max_message(5000).bind("127.0.0.1:0").await.unwrap();
+    let (client, server) =
+        soon(async { tokio::join!(rdma_msg::connect(listener.local_address()), listener.accept()) }).await;
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let long = |len: u64| frame(1, &len.to_be_bytes());
+    for (expected, packets) in [
+        (Violation::Truncated, vec![vec![0; 15]]),
+        (Violation::Truncated, vec![vec![]]),
+        (Violation::UnknownKind, vec![packet(3, HONEST, &[])]),
+        (Violation::ImpossibleAnswer, vec![packet(2, HONEST, &[])]),
+        (Violation::ImpossibleCredit, vec![packet(0, [9, 3], &[])]),
+        (Violation::ImpossibleCredit, vec![packet(1, [u32::MAX, 3], &[])]),
+        (Violation::ImpossibleCredit, vec![packet(1, [8, 4], &[])]),
+        (Violation::ImpossibleCredit, vec![packet(1, [7, 3], &[])]),
+        (Violation::UnknownKind, vec![packet(1, HONEST, &frame(0, b"data in a control packet"))]),
+        (Violation::ControlBeyondCredit, vec![packet(1, HONEST, &[]); 4]),
+        (Violation::DataBeyondCredit, vec![packet(0, HONEST, &frame(0, b"more than the window")); 5]),
+        (Violation::Truncated, vec![packet(0, HONEST, &[0, 0, 1, 0, 0, 0, 0, 0])]),
+        (Violation::UnknownKind, vec![packet(0, HONEST, &frame(77, b"?"))]),
+        (Violation::UnknownKind, vec![packet(0, HONEST, &frame(2, b"a part of nothing"))]),
+        (Violation::TooLong, vec![packet(0, HONEST, &long(5001))]),
+        (Violation::TooLong, vec![packet(0, HONEST, &[long(10), frame(2, &[0; 11])].concat())]),
+        (Violation::TooLong, vec![packet(0, HONEST, &offer(5001, 0))]),
+        (Violation::TooLong, vec![packet(0, HONEST, &offer(0, 0))]),
+        (Violation::AfterEnd, vec![packet(0, HONEST, &[frame(5, b""), frame(0, b"late")].concat())]),
+    ] {
+        let (liar, channel) = liar(&listener).await;
+        let all = async {
+            for packet in packets {
+                send(&liar, packet).await;
+            }
+        };
+        // A liar that sends more than the window waits for receives until the channel ends.
+        let found = async {
+            // Nobody looks until the window is full.
+            if expected == Violation::DataBeyondCredit {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            loop {
+                match channel.receive().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => assert_eq!(expected, Violation::AfterEnd),
+                    Err(error) => break error,
+                }
+            }
+        };
+        let ((), error) = soon(async { tokio::join!(all, found) }).await;
+        assert!(matches!(error, Error::Protocol(found) if found == expected), "{expected:?}: {error}");
+        assert!(channel.send("anything").await.is_err());
+        client.send("others go on").await.unwrap();
+        assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"others go on");
+    }
+}
+
+#[tokio::test]
+async fn an_offer_of_memory_that_was_not_exposed_ends_the_channel_only() {
+    let _soft = soft0();
+    let listener = Listener::bind("127.0.0.1:0").await.unwrap();
+    let (liar, channel) = liar(&listener).await;
+    send(&liar, packet(0, HONEST, &offer(100, 0x1234))).await;
+    let error = soon(channel.receive()).await.unwrap_err();
+    assert!(matches!(error, Error::Connection(_) | Error::Disconnected), "{error}");
+    assert!(soon(channel.send("anything")).await.is_err());
+}
+
+#[tokio::test]
+async fn a_peer_that_grants_no_credit_holds_back_its_channel_only() {
+    let _soft = soft0();
+    let listener = Listener::bind("127.0.0.1:0").await.unwrap();
+    let (silent, channel) = liar(&listener).await;
+    let (client, server) =
+        soon(async { tokio::join!(rdma_msg::connect(listener.local_address()), listener.accept()) }).await;
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let waits = tokio::time::timeout(Duration::from_millis(200), async {
+        loop {
+            channel.send(&[0; 3000]).await.unwrap();
+        }
+    });
+    assert!(waits.await.is_err());
+    let sent = channel.statistics();
+    assert_eq!(sent.packets_sent, 8, "as many as the peer has receives");
+    client.send("others go on").await.unwrap();
+    assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"others go on");
+    drop(silent);
+    let error = soon(channel.flush()).await.unwrap_err();
+    assert!(matches!(error, Error::Disconnected), "{error}");
+}
+
+/// Accepts a channel, tells its parent, and never receives.
+async fn never_receive() -> ! {
+    let listener = Listener::builder().keepalive(KEEPALIVE).bind("127.0.0.1:0").await.unwrap();
+    peer::report(listener.local_address());
+    let _channel = listener.accept().await.unwrap();
+    peer::report("accepted");
+    tokio::task::block_in_place(|| peer::wait_to_be_killed())
+}
+
+/// Time to notice a silent peer.
+const KEEPALIVE: Duration = Duration::from_secs(2);
+
+/// What a sender and a reader learn after `then`, while the sender waits for room.
+async fn ends_after<T>(test: &str, then: impl FnOnce(Peer) -> T) -> ([Error; 2], T) {
+    let mut peer = Peer::start(test, "server");
+    let address = peer.next_report();
+    let connector = rdma_msg::Connector::new().unwrap().keepalive(KEEPALIVE);
+    let channel = soon(connector.connect(address.as_str())).await.unwrap();
+    assert_eq!(peer.next_report(), "accepted");
+    let reader = tokio::spawn({
+        let channel = channel.clone();
+        async move { channel.receive().await.unwrap_err() }
+    });
+    let sender = tokio::spawn({
+        let channel = channel.clone();
+        async move {
+            loop {
+                if let Err(error) = channel.send(&[0; 10_000]).await {
+                    break error;
+                }
+            }
+        }
+    });
+    support::until("the sender waits", || channel.statistics().packets_sent == 16).await;
+    let kept = then(peer);
+    ([soon(sender).await.unwrap(), soon(reader).await.unwrap()], kept)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_peer_ends_all_waits() {
+    let _soft = soft0();
+    if peer::role().is_some() {
+        never_receive().await;
+    }
+    // The kernel of a killed process ends its connections, and soft0 does the same.
+    let (errors, ()) = ends_after("a_killed_peer_ends_all_waits", Peer::kill).await;
+    assert!(errors.iter().all(|error| matches!(error, Error::Disconnected)), "{errors:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_peer_ends_all_waits() {
+    let _soft = soft0();
+    if peer::role().is_some() {
+        never_receive().await;
+    }
+    let stop = |peer: Peer| {
+        peer.stop();
+        peer
+    };
+    let (errors, _peer) = ends_after("a_stopped_peer_ends_all_waits", stop).await;
+    let is_failed = |error: &Error| matches!(error, Error::Connection(rdma_async::Error::Failed(_)));
+    assert!(errors.iter().all(is_failed), "{errors:?}");
+}

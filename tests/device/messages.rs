@@ -1,0 +1,106 @@
+//! Channels and streams of rdma-msg, which its own tests use on soft0 only.
+
+use rdma_msg::{Channel, Connector, Error, Listener};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use crate::cm::address;
+use crate::support::{DEADLINE, device};
+
+/// Runs a future with tokio, for a limited time.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async { timeout(DEADLINE, future).await.unwrap() })
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index % 251) as u8).collect()
+}
+
+/// Lengths of messages: in packets alone, in parts, and long enough to be read by the peer.
+const SIZES: [usize; 8] = [0, 1, 100, 20_000, 50_000, 70_000, 300_000, 5_000_000];
+
+/// Sends each message back.
+async fn echo(channel: Channel) {
+    while let Some(message) = channel.receive().await.unwrap() {
+        channel.send(message).await.unwrap();
+    }
+    channel.close().await.unwrap();
+}
+
+#[test]
+fn channels_echo_messages_of_all_sizes() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    block_on(async {
+        let listener = Listener::bind((address, 0)).await.unwrap();
+        let connector = Connector::new().unwrap();
+        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (client, server) = (client.unwrap(), tokio::spawn(echo(server.unwrap())));
+        for len in SIZES {
+            client.send(&pattern(len)).await.unwrap();
+            assert!(*client.receive().await.unwrap().unwrap() == *pattern(len), "{len} bytes");
+            client.send(pattern(len)).await.unwrap();
+            assert!(*client.receive().await.unwrap().unwrap() == *pattern(len), "{len} bytes in owned memory");
+        }
+        for number in 0..500_u32 {
+            client.send(&number.to_be_bytes()).await.unwrap();
+            if number >= 100 {
+                assert_eq!(*client.receive().await.unwrap().unwrap(), (number - 100).to_be_bytes());
+            }
+        }
+        client.finish().await.unwrap();
+        for number in 400..500_u32 {
+            assert_eq!(*client.receive().await.unwrap().unwrap(), number.to_be_bytes());
+        }
+        assert!(client.receive().await.unwrap().is_none());
+        client.close().await.unwrap();
+        server.await.unwrap();
+        let sent = client.statistics();
+        assert_eq!((sent.messages_sent, sent.messages_acknowledged), (516, 516), "{sent:?}");
+    });
+}
+
+#[test]
+fn streams_carry_bytes_in_both_directions_at_once() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    block_on(async {
+        let listener = Listener::builder().window(3).bind_streams((address, 0)).await.unwrap();
+        let connector = Connector::new().unwrap().sends(2);
+        let (client, server) = tokio::join!(connector.connect_stream(listener.local_address()), listener.accept());
+        let tasks = [client.unwrap(), server.unwrap()].map(|stream| {
+            let (mut read, mut write) = stream.into_split();
+            let writer = tokio::spawn(async move {
+                for chunk in pattern(1_500_000).chunks(7001) {
+                    write.write_all(chunk).await.unwrap();
+                }
+                write.shutdown().await.unwrap();
+            });
+            let reader = tokio::spawn(async move {
+                let mut all = Vec::new();
+                read.read_to_end(&mut all).await.unwrap();
+                assert!(all == pattern(1_500_000));
+            });
+            [writer, reader]
+        });
+        for task in tasks.into_iter().flatten() {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn an_abort_reaches_the_peer() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    block_on(async {
+        let listener = Listener::bind((address, 0)).await.unwrap();
+        let connector = Connector::new().unwrap();
+        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+        client.abort(7, "no space left");
+        let error = server.receive().await.unwrap_err();
+        assert!(matches!(&error, Error::Aborted { code: 7, reason } if **reason == *"no space left"), "{error}");
+    });
+}
