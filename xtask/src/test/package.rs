@@ -10,8 +10,8 @@ use super::stages::{cargo, with};
 use super::watch::whole;
 use crate::workspace;
 
-const PUBLISHED: [&str; 7] =
-    ["rdma-verbs-sys", "rdma-soft", "rdma-safe", "rdma-pool", "rdma-async", "rdma-msg", "rdma-perf"];
+const PUBLISHED: [&str; 8] =
+    ["rdma-verbs-sys", "rdma-soft", "rdma-safe", "rdma-pool", "rdma-async", "rdma-msg", "rdma-cat", "rdma-perf"];
 
 /// `cargo package` compiles a crate against the packages of its dependencies, which it serves from a registry in the target
 /// directory. Cargo takes a version in a registry as immutable: it neither unpacks nor compiles it twice. So this removes
