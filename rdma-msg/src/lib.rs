@@ -58,12 +58,16 @@
 //! |---|---|
 //! | `tokio` (default) | `AsyncRead` and `AsyncWrite` of tokio; drivers as tasks of tokio |
 //! | `futures` | `AsyncRead` and `AsyncWrite` of futures-io |
+//! | `hyper` | module `hyper`: HTTP/1.1 and HTTP/2 over streams; `Incoming` |
+//! | `tonic` | module `tonic`: gRPC over streams |
 //! | `bytes` | `Bytes` of received messages without a copy |
 //! | `soft` | soft0, a software RNIC in the process |
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "hyper")]
+mod adapters;
 mod assembly;
 pub mod blocking;
 mod channel;
@@ -81,6 +85,12 @@ mod stream;
 mod waiting;
 mod wire;
 
+#[cfg(feature = "hyper")]
+pub use adapters::Incoming;
+#[cfg(feature = "hyper")]
+pub use adapters::hyper;
+#[cfg(feature = "tonic")]
+pub use adapters::tonic;
 pub use channel::{Channel, Receive, Send, Statistics};
 pub use connector::{Connector, connect, connect_stream};
 pub use error::{Error, Incompatible, Result, Violation};
