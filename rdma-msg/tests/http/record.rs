@@ -76,6 +76,15 @@ impl Record {
         }
     }
 
+    /// Panics if an error was recorded.
+    #[track_caller]
+    pub(crate) fn assert_no_error(&self) {
+        let prefix = b"\nerror: ";
+        if let Some(at) = self.0.windows(prefix.len()).position(|bytes| bytes == prefix) {
+            panic!("{}", self.0[at..(at + 200).min(self.0.len())].escape_ascii());
+        }
+    }
+
     pub(crate) fn append(&mut self, other: Record) {
         self.0.extend_from_slice(&other.0);
     }
