@@ -19,7 +19,7 @@ fn client<T: Transport>() -> Client<T::Connector, Body> {
 pub(crate) async fn keep_alive<T: Transport>() -> Record {
     let mut record = Record::default();
     let server = Server::start::<T>(|_| {}).await;
-    let stream = T::connector().call(server.uri("/").parse().unwrap()).await.map_err(Into::into).unwrap();
+    let stream = T::connector().call(server.uri("/").parse().unwrap()).await.unwrap();
     let (mut requests, connection) = http1::handshake::<_, Body>(stream).await.unwrap();
     let connection = tokio::spawn(connection);
     for round in 0..5 {

@@ -5,6 +5,7 @@
 #[path = "../../../rdma-async/tests/support/mod.rs"]
 mod support;
 
+mod grpc;
 mod http1;
 mod http2;
 mod record;
@@ -56,6 +57,9 @@ scenarios! {
     http2_shutdown_answers_requests_in_flight: http2::graceful_shutdown,
     http2_clients_learn_that_the_server_is_gone: http2::unreachable,
     http2_many_streams_fill_both_directions: http2::flood,
+    grpc_calls_of_one_message: grpc::unary,
+    grpc_streams_of_messages: grpc::streaming,
+    grpc_cancellation_reaches_the_server: grpc::cancellation,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

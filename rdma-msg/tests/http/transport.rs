@@ -22,7 +22,7 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 pub(crate) trait Transport: Send + Sync + 'static {
     type Io: AsyncRead + AsyncWrite + Connected + Connection + Unpin + Send + 'static;
     type Incoming: futures_core::Stream<Item = io::Result<Self::Io>> + Unpin + Send + 'static;
-    type Connector: Service<Uri, Response = TokioIo<Self::Io>, Error: Into<BoxError> + Send + Sync, Future: Unpin + Send>
+    type Connector: Service<Uri, Response = TokioIo<Self::Io>, Error: Error + Send + Sync + 'static, Future: Unpin + Send>
         + Clone
         + Send
         + Sync
