@@ -249,3 +249,23 @@ async fn the_traits_of_futures_read_and_write_the_same_bytes() {
     }
     assert_eq!(all, b"one two three");
 }
+
+#[tokio::test]
+async fn what_the_peer_wrote_last_is_read_after_a_flush() {
+    let _soft = soft0();
+    let [mut client, mut server] = default_pair().await;
+    server.write_all(b"last words").await.unwrap();
+    soon(server.shutdown()).await.unwrap();
+    drop(server);
+    // Until this end knows that the connection has ended.
+    let ended = async {
+        while client.write(b"unread").await.is_ok() {
+            tokio::task::yield_now().await
+        }
+    };
+    soon(ended).await;
+    client.flush().await.unwrap();
+    let mut words = String::new();
+    soon(client.read_to_string(&mut words)).await.unwrap();
+    assert_eq!(words, "last words");
+}
