@@ -61,8 +61,8 @@ use crate::stream::Stream;
 
 /// Bytes of one HTTP/2 stream that an end receives ahead of its program: 4 MiB.
 ///
-/// The 65,535 bytes of the HTTP/2 standard stall a fast link once per round trip. A window is renewed when half of it is consumed, so
-/// one stream fills a link of 200 Gb/s with a round trip of 80 µs.
+/// The 65,535 bytes of the HTTP/2 standard stall a fast link once per round trip. A window is renewed when half of it is consumed,
+/// so one stream fills a link of 200 Gb/s with a round trip of 80 µs.
 pub const STREAM_WINDOW: u32 = 4 << 20;
 
 /// Bytes of all HTTP/2 streams of a connection that an end receives ahead of its program: 16 MiB.

@@ -22,8 +22,8 @@ const REMOVALS: u32 = 2;
 
 /// Accepted streams, as a [`futures_core::Stream`]. Made by [`StreamListener::incoming`].
 ///
-/// An error that concerns one connection does not end it: it is passed to [`Incoming::on_error`], and after a pause of 10 ms the next
-/// connection is accepted. An error that ends the listener is the last item.
+/// An error that concerns one connection does not end it: it is passed to [`Incoming::on_error`], and the next connection is accepted
+/// after a pause of 10 ms. An error that ends the listener is the last item.
 ///
 /// ```no_run
 /// # async fn serve(_: rdma_msg::Stream) {}
@@ -42,8 +42,10 @@ pub struct Incoming {
     accept: Option<Accept>,
     /// Failures in a row with [`Cause::DeviceRemoved`].
     removals: u32,
-    on_error: Option<Box<dyn FnMut(&Error) + Send>>,
+    on_error: Option<Report>,
 }
+
+type Report = Box<dyn FnMut(&Error) + Send>;
 
 /// A call of `StreamListener::accept`, which owns the listener. It is kept between polls, since dropping it may lose a stream.
 type Accept = Pin<Box<dyn Future<Output = (StreamListener, Result<Stream>)> + Send>>;
