@@ -166,10 +166,8 @@ impl Shared {
     async fn failed(&self) -> io::Error {
         loop {
             tokio::time::sleep(LOOK).await;
-            // Does not wait, but reports a failure.
-            let flushed = poll_fn(|context| Pin::new(&mut *self.0.borrow_mut()).poll_flush(context)).await;
-            if let Err(error) = flushed {
-                return error;
+            if let Some(error) = self.0.borrow().error() {
+                return error.into();
             }
         }
     }

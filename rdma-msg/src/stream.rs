@@ -9,7 +9,7 @@ use rdma_safe::cm::Address;
 
 use crate::channel::{Flush, Handle, Statistics, Waiting, receive};
 use crate::engine::{Engine, Waits};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::Message;
 use crate::payload::Payload;
 
@@ -87,6 +87,12 @@ impl Stream {
         let ended = std::future::poll_fn(|context| self.write.poll_end(context)).await;
         handle.close_connection().await;
         ended
+    }
+
+    /// Why the stream has ended, if it has. Bytes that have arrived can still be read.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        self.read.waiting.handle().with(|engine| engine.ended().cloned())
     }
 
     /// Counts since the stream was connected. Each write is at least one message.

@@ -25,7 +25,7 @@ fn threads_exchange_messages_and_deadlines_lose_none() {
     let short = Duration::from_millis(20);
     assert!(matches!(channel.receive(short).unwrap_err(), Error::Timeout(time) if time == short));
     for len in [0, 5, 100_000] {
-        channel.send(&vec![7; len], SOON).unwrap();
+        channel.send(&vec![7; len][..], SOON).unwrap();
         assert!(*channel.receive(SOON).unwrap().unwrap() == *vec![7; len]);
     }
     channel.finish(SOON).unwrap();

@@ -40,7 +40,7 @@ async fn messages_of_any_size_arrive_in_order() {
     let sizes = [0, 1, 63, 64, 65, 4000, 20455, 20456, 20457, 32_000, 100_000, 0, 1_000_000, 3, 5_000_000];
     let sender = tokio::spawn(async move {
         for len in sizes {
-            client.send(&pattern(len)).await.unwrap();
+            client.send(&pattern(len)[..]).await.unwrap();
         }
         client.close().await.unwrap();
     });
@@ -162,7 +162,7 @@ async fn both_directions_are_full_of_long_messages() {
         tokio::spawn(async move {
             let send = async {
                 for len in 0..30 {
-                    end.send(&pattern(len * 5000)).await.unwrap();
+                    end.send(&pattern(len * 5000)[..]).await.unwrap();
                 }
                 end.finish().await.unwrap();
             };
@@ -370,7 +370,7 @@ async fn long_messages_of_several_threads_do_not_mix() {
         let client = client.clone();
         tasks.spawn(async move {
             for number in 0..30 {
-                client.send(&vec![task; 50_000 + number]).await.unwrap();
+                client.send(&vec![task; 50_000 + number][..]).await.unwrap();
             }
         });
     }

@@ -8,7 +8,7 @@ use std::pin::pin;
 
 use rdma_msg::{Connector, Error, Incompatible, Listener, ListenerBuilder, Stream};
 use support::random::Random;
-use support::{begin, soft0, soon};
+use support::{begin, soft0, soon, until};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Two ends of a stream.
@@ -268,4 +268,18 @@ async fn what_the_peer_wrote_last_is_read_after_a_flush() {
     let mut words = String::new();
     soon(client.read_to_string(&mut words)).await.unwrap();
     assert_eq!(words, "last words");
+}
+
+#[tokio::test]
+async fn a_shutdown_after_the_peer_has_left_in_order_succeeds() {
+    let _soft = soft0();
+    let [mut client, mut server] = default_pair().await;
+    client.write_all(b"request").await.unwrap();
+    soon(server.read_exact(&mut [0; 7])).await.unwrap();
+    soon(server.shutdown()).await.unwrap();
+    soon(client.read_to_end(&mut Vec::new())).await.unwrap();
+    drop(server);
+    until("the end is noticed", || client.error().is_some()).await;
+    soon(client.shutdown()).await.unwrap();
+    assert!(client.write(b"more").await.is_err());
 }

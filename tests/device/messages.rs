@@ -38,7 +38,7 @@ fn channels_echo_messages_of_all_sizes() {
         let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
         let (client, server) = (client.unwrap(), tokio::spawn(echo(server.unwrap())));
         for len in SIZES {
-            client.send(&pattern(len)).await.unwrap();
+            client.send(&pattern(len)[..]).await.unwrap();
             assert!(*client.receive().await.unwrap().unwrap() == *pattern(len), "{len} bytes");
             client.send(pattern(len)).await.unwrap();
             assert!(*client.receive().await.unwrap().unwrap() == *pattern(len), "{len} bytes in owned memory");

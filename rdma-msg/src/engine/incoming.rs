@@ -84,6 +84,11 @@ impl Incoming {
         !self.packets.is_empty() || self.assembly.has_ended()
     }
 
+    /// Whether the peer has said that it sends no more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.assembly.has_ended()
+    }
+
     /// Discards everything. Returns the packets to drop.
     pub(super) fn clear(&mut self) -> impl Iterator<Item = Arrived> {
         self.is_deaf = true;
@@ -178,7 +183,7 @@ impl Engine {
     pub(crate) fn try_receive(&mut self) -> Result<Taken, Error> {
         let taken = self.take();
         self.freed.packets.append(&mut self.incoming.spent);
-        if self.incoming.assembly.has_ended() {
+        if self.incoming.has_ended() {
             self.flow.ended();
         }
         match taken {

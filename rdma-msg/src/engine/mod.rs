@@ -203,7 +203,11 @@ impl Engine {
 
     /// Whether this end has said that it sends no more, and the peer has all.
     pub(crate) fn is_complete(&self) -> bool {
-        self.outgoing.has_finished() && matches!(self.try_flush(self.added()), Ok(Some(())))
+        self.outgoing.has_finished() && self.has_all_acknowledged()
+    }
+
+    fn has_all_acknowledged(&self) -> bool {
+        matches!(self.try_flush(self.added()), Ok(Some(())))
     }
 
     pub(crate) fn counts(&self) -> Counts {

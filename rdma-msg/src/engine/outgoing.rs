@@ -290,6 +290,11 @@ impl Engine {
         if self.outgoing.has_finished {
             return Ok(true);
         }
+        if matches!(self.ended, Some(Error::Disconnected)) && self.incoming.has_ended() && self.has_all_acknowledged() {
+            // The peer has left in order, and misses nothing.
+            self.outgoing.has_finished = true;
+            return Ok(true);
+        }
         self.check_open()?;
         if !self.place_cancellation() || !self.place(Kind::End, 0, |_| {}) {
             return Ok(false);
