@@ -109,7 +109,7 @@ async fn accept(listener: &StreamListener, signals: &mut Signals) -> Result<Stre
     signals.unless(listener.accept()).await?.map_err(|error| Failure::connection("cannot accept", error))
 }
 
-/// Progress of one direction and what the options say of it.
+/// The progress bars that the options ask for.
 pub(crate) fn progress(options: &Options) -> Progress {
     use std::io::IsTerminal;
     let has_file = options.send.is_some() || options.receive.is_some();

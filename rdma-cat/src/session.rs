@@ -134,8 +134,8 @@ async fn receive(stream: &Shared, sink: Sink, progress: Direction) -> Result<()>
 
 /// A stream that both directions use from one task.
 ///
-/// The halves of a stream cannot be aborted. Between two polls nothing borrows it: the place of a waiting reader or writer is in
-/// the stream, and not in a future.
+/// The halves of a stream have neither `error` nor `close`. Between two polls nothing borrows it: the place of a waiting reader
+/// or writer is in the stream, and not in a future.
 struct Shared(RefCell<Stream>);
 
 impl Shared {

@@ -56,6 +56,9 @@ impl Assembly {
 
     /// Takes the next frame.
     pub(crate) fn frame(&mut self, kind: Kind, payload: &[u8]) -> Result<Meaning, Error> {
+        if kind == Kind::Abort {
+            return Err(aborted(payload)?);
+        }
         if self.has_ended {
             return Err(Violation::AfterEnd.into());
         }
@@ -93,8 +96,7 @@ impl Assembly {
             }
             (Kind::Cancelled, long) => *long = None,
             (Kind::End, None) => self.has_ended = true,
-            (Kind::Abort, _) => return Err(aborted(payload)?),
-            (Kind::Whole | Kind::Long | Kind::Offer | Kind::End, Some(_)) | (Kind::Part, None) => {
+            (Kind::Whole | Kind::Long | Kind::Offer | Kind::End, Some(_)) | (Kind::Part, None) | (Kind::Abort, _) => {
                 return Err(Violation::UnknownKind.into());
             }
         }
@@ -160,6 +162,8 @@ mod tests {
         let mut ended = Assembly::new(10);
         ended.frame(Kind::End, b"").unwrap();
         assert_eq!(refused(&mut ended, Kind::Whole, b""), Some(Violation::AfterEnd));
+        let abort = wire::abort(42, "after its end");
+        assert!(matches!(ended.frame(Kind::Abort, &abort), Err(Error::Aborted { code: 42, .. })));
     }
 
     /// Packets of random and of nearly valid bytes. `RDMA_MSG_PACKETS` is their number.

@@ -1,4 +1,4 @@
-//! Channels for programs without async. Each call has a timeout.
+//! Channels for programs without async. Calls that wait for a peer take a timeout.
 //!
 //! A driver on a separate thread serves the connections.
 //!

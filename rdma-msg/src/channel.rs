@@ -10,7 +10,7 @@ use rdma_safe::cm::Address;
 use rdma_safe::{Access, ExposedRegion, ProtectionDomain};
 
 use crate::coop;
-use crate::engine::{Counts, Engine, Progress, Taken, Waits};
+use crate::engine::{Engine, Progress, Taken, Waits};
 use crate::error::{Error, Result};
 use crate::message::Message;
 use crate::payload::Payload;
@@ -20,7 +20,8 @@ use crate::waiting::Place;
 /// A connection for messages of any size, for any number of tasks.
 ///
 /// Messages arrive in order, each once. Short messages that are sent while others are on their way share packets. A sender waits
-/// while its peer has no room, in order of arrival.
+/// while its peer has no room, in order of arrival. A message has at most 64 MiB by default; see
+/// [`Connector::max_message`](crate::Connector::max_message).
 ///
 /// Cloning gives another handle of the same channel. Call [`Channel::close`] at the end: when the last handle is dropped, messages
 /// for which the peer has no room yet are lost, and the peer gets [`Error::Disconnected`].
@@ -51,13 +52,13 @@ pub struct Statistics {
     pub messages_acknowledged: u64,
     /// Messages that tasks have taken.
     pub messages_received: u64,
-    /// Packets that were sent. Several short messages share a packet, and a long one takes several.
+    /// Data packets that were sent. Several short messages share a packet, and a long one takes several.
     pub packets_sent: u64,
-    /// Packets with messages that have arrived.
+    /// Data packets that have arrived.
     pub packets_received: u64,
-    /// Control packets that were sent. Usually the credit travels with messages.
+    /// Updates of credit that were sent alone. Usually the credit travels with messages.
     pub updates_sent: u64,
-    /// Bytes that were copied, at both ends of messages of this side.
+    /// Bytes that this end copied: into packets, and out of packets into long messages. The reads of a stream are not counted.
     pub bytes_copied: u64,
     /// Times that a task has waited: to send, to receive, or for acknowledgements.
     pub waits: u64,
@@ -75,7 +76,7 @@ pub(crate) struct Owner {
     /// The domain in which memory is registered that the peer reads.
     pub(crate) pd: ProtectionDomain,
     /// Length from which on the peer reads a message of owned memory where it is.
-    pub(crate) read_from: usize,
+    pub(crate) rendezvous_threshold: usize,
 }
 
 impl Drop for Owner {
@@ -89,15 +90,15 @@ impl Channel {
         Channel { handle }
     }
 
-    /// Sends a message: bytes, text, a list of slices, or `Bytes`.
+    /// Sends a message. See [`Payload`] for what can be sent.
     ///
     /// Ready when the message is on its way or shares the next packet, like a write to a socket. To know that it has reached the
     /// peer, see [`Channel::flush`]. If the future is dropped before it is ready, the message does not arrive, also if parts of
     /// it were sent already.
     ///
-    /// A long `Vec<u8>` ([`Connector::read_from`](crate::Connector::read_from)) is not copied: the peer reads it where it is,
-    /// and the future is ready when it has, so when the program of the peer receives it. Such a message may still arrive after
-    /// the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
+    /// A long `Vec<u8>` ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)) is not copied: the peer
+    /// reads it where it is, and the future is ready when it has, so when the program of the peer receives it. Such a message
+    /// may still arrive after the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
@@ -121,7 +122,7 @@ impl Channel {
         self.handle.flush().await
     }
 
-    /// Says that this end sends no more. Messages can still be received.
+    /// Half-closes the channel: this end sends no more. Messages can still be received.
     ///
     /// # Errors
     /// The reason why the channel has ended.
@@ -151,7 +152,7 @@ impl Channel {
 
     /// Ends the channel at once, and tells the peer why: [`Error::Aborted`]. Messages on their way may be lost.
     pub fn abort(&self, code: u32, reason: &str) {
-        self.handle.with(|engine| engine.abort(code, reason));
+        self.handle.abort(code, reason);
     }
 
     /// Counts since the channel was connected.
@@ -163,13 +164,13 @@ impl Channel {
     /// The address of this end.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
-        self.handle.0.addresses[0]
+        self.handle.local_address()
     }
 
     /// The address of the peer.
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
-        self.handle.0.addresses[1]
+        self.handle.peer_address()
     }
 }
 
@@ -178,21 +179,20 @@ impl Handle {
         self.0.shared.with(f)
     }
 
+    pub(crate) fn local_address(&self) -> Option<Address> {
+        self.0.addresses[0]
+    }
+
+    pub(crate) fn peer_address(&self) -> Option<Address> {
+        self.0.addresses[1]
+    }
+
+    pub(crate) fn abort(&self, code: u32, reason: &str) {
+        self.with(|engine| engine.abort(code, reason));
+    }
+
     pub(crate) fn statistics(&self) -> Statistics {
-        let Counts { messages_sent, messages_acknowledged, messages_received, .. } =
-            self.with(|engine| engine.counts());
-        let Counts { packets_sent, packets_received, updates_sent, bytes_copied, waits, .. } =
-            self.with(|engine| engine.counts());
-        Statistics {
-            messages_sent,
-            messages_acknowledged,
-            messages_received,
-            packets_sent,
-            packets_received,
-            updates_sent,
-            bytes_copied,
-            waits,
-        }
+        self.with(|engine| engine.statistics())
     }
 
     pub(crate) async fn finish(&self) -> Result<()> {
@@ -203,8 +203,10 @@ impl Handle {
     /// Ends the connection, and waits for that.
     pub(crate) async fn close_connection(&self) {
         // The peer may need the last credits to know that its data was taken.
-        let mut waiting = Waiting::new(self, Waits::ForAcknowledgements);
-        let _: Result<()> = std::future::poll_fn(|context| waiting.poll(context, Engine::try_drain)).await;
+        let (mut waiting, posted) =
+            (Waiting::new(self, Waits::ForAcknowledgements), self.with(|engine| engine.posted()));
+        let _: Result<()> =
+            std::future::poll_fn(|context| waiting.poll(context, |engine| engine.try_drain(posted))).await;
         let connection = self.with(|engine| {
             engine.end(Error::Closed);
             engine.connection().clone()
@@ -280,20 +282,15 @@ impl<H: AsRef<Handle>> Waiting<H> {
         }
         result
     }
+}
 
-    /// Gives back the place.
-    pub(crate) fn leave(&mut self) {
+impl<H: AsRef<Handle>> Drop for Waiting<H> {
+    fn drop(&mut self) {
         let Waiting { handle, waits, place } = self;
         if let Some(place) = place.take() {
             let unused = handle.as_ref().0.shared.with_own(|engine| engine.leave_line(*waits, place));
             drop(unused);
         }
-    }
-}
-
-impl<H: AsRef<Handle>> Drop for Waiting<H> {
-    fn drop(&mut self) {
-        self.leave();
     }
 }
 
@@ -332,9 +329,9 @@ pub struct Send<'c> {
 enum Offer {
     /// It is sent in packets, or was not polled.
     None,
-    /// The peer was not told of it. The region is taken when it is.
+    /// Registered, and not offered yet. `None` once it is offered.
     Exposed(Option<ExposedRegion>),
-    /// The peer has read it when it has answered these many offers.
+    /// Offered. The peer has read it after this many answers.
     Made(u64),
 }
 
@@ -343,8 +340,8 @@ impl Future for Send<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let Send { waiting, message, progress, offer } = &mut *self;
-        let Owner { pd, read_from, .. } = &*waiting.handle().0;
-        if let (Offer::None, Some(memory)) = (&*offer, message.take_exposable(*read_from)) {
+        let Owner { pd, rendezvous_threshold, .. } = &*waiting.handle().0;
+        if let (Offer::None, Some(memory)) = (&*offer, message.take_exposable(*rendezvous_threshold)) {
             let region = pd.expose(memory, Access::REMOTE_READ).map_err(rdma_async::Error::from)?;
             *offer = Offer::Exposed(Some(region));
         }

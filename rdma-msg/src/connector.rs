@@ -43,7 +43,7 @@ impl Connector {
     ///
     /// # Errors
     /// [`Error::Connection`](crate::Error::Connection), and [`Error::Incompatible`](crate::Error::Incompatible) when the peer uses
-    /// another protocol.
+    /// another protocol; [`Error::Protocol`](crate::Error::Protocol) when the values of its handshake are impossible.
     pub async fn connect(&self, peer: impl Into<Destination>) -> Result<Channel> {
         Ok(Channel::new(self.connect_for(Purpose::Messages, peer).await?))
     }

@@ -9,8 +9,8 @@ pub enum Error {
     /// The connection has failed, or cannot be made.
     #[error(transparent)]
     Connection(#[from] rdma_async::Error),
-    /// The peer has ended the connection, or has died, before it said that it sends no more.
-    #[error("the peer has ended the connection without a last message; its last messages may be missing")]
+    /// The peer has ended the connection, or has died. A receiver gets this only if the peer had not finished.
+    #[error("the peer has ended the connection; messages may be missing")]
     Disconnected,
     /// The peer has ended the connection by [`Channel::abort`](crate::Channel::abort).
     #[error("the peer has aborted the connection with code {code}: {reason}")]
@@ -24,10 +24,10 @@ pub enum Error {
     #[error("the channel was closed on this side")]
     Closed,
     /// The deadline of a blocking call has passed. The channel can still be used.
-    #[error("not within {0:?}")]
+    #[error("timed out after {0:?}")]
     Timeout(std::time::Duration),
     /// The message is longer than the peer accepts.
-    #[error("a message of {len} bytes, but the peer accepts {max}; see Connector::max_message")]
+    #[error("a message of {len} bytes exceeds the {max} bytes that the peer accepts: raise max_message at the peer")]
     TooLong {
         /// Length of the message in bytes.
         len: usize,
@@ -98,7 +98,7 @@ pub enum Violation {
     AfterEnd,
     /// Impossible values in the private data of its handshake.
     #[error("impossible values in its handshake")]
-    Hello,
+    Handshake,
 }
 
 impl From<Violation> for Error {
@@ -110,12 +110,6 @@ impl From<Violation> for Error {
 impl From<Incompatible> for Error {
     fn from(incompatible: Incompatible) -> Self {
         Error::Incompatible(incompatible)
-    }
-}
-
-impl From<rdma_async::Failed> for Error {
-    fn from(failed: rdma_async::Failed) -> Self {
-        Error::Connection(failed.error)
     }
 }
 

@@ -46,7 +46,8 @@
 //!
 //! | a future is dropped | |
 //! |---|---|
-//! | [`Channel::send`] | the message does not arrive |
+//! | [`Channel::send`] | the message does not arrive, unless it is a long `Vec<u8>` that the peer was already told of |
+//! | [`Channel::flush`], [`Channel::finish`] | can be called again |
 //! | [`Channel::receive`] | loses no message |
 //! | [`Channel::close`] | the channel is closed when its last handle is dropped |
 //!

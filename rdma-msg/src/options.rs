@@ -20,7 +20,7 @@ pub(crate) struct Options {
     pub(crate) window: u32,
     pub(crate) sends: u32,
     pub(crate) max_message: usize,
-    pub(crate) read_from: usize,
+    pub(crate) rendezvous_threshold: usize,
     pub(crate) keepalive: Option<Duration>,
     pub(crate) linger: Duration,
     pub(crate) timeout: Duration,
@@ -33,7 +33,7 @@ impl Default for Options {
             window: 16,
             sends: 16,
             max_message: 64 << 20,
-            read_from: 64 << 10,
+            rendezvous_threshold: 64 << 10,
             keepalive: Some(Duration::from_secs(10)),
             linger: Duration::from_secs(2),
             timeout: Duration::from_secs(10),
@@ -44,7 +44,7 @@ impl Default for Options {
 /// The methods that set them, for connectors and listeners.
 macro_rules! setters {
     () => {
-        /// The longest packet in bytes, 512 to 1 MiB; 20 KiB by default. The shorter one of the two ends counts.
+        /// The longest packet in bytes, 512 to 1 MiB; 20 KiB by default. A connection uses the smaller value of its two ends.
         ///
         /// Longer messages are divided, and copied once at the receiver.
         pub fn packet_size(mut self, bytes: usize) -> Self {
@@ -61,13 +61,13 @@ macro_rules! setters {
             self
         }
 
-        /// Packets that may be on their way to the peer; 16 by default.
+        /// Packets that may be on their way to the peer, 1 to 16384; 16 by default.
         pub fn sends(mut self, packets: u32) -> Self {
             self.options.sends = packets.clamp(1, crate::wire::MAX_WINDOW);
             self
         }
 
-        /// The longest message that this end accepts, in bytes, up to 1 GiB; 64 MiB by default.
+        /// The longest message that this end accepts, in bytes, up to 1 GiB; 64 MiB by default. Channels only.
         ///
         /// A sender learns it from the handshake. It bounds the memory for a message that arrives in parts.
         pub fn max_message(mut self, bytes: usize) -> Self {
@@ -75,12 +75,13 @@ macro_rules! setters {
             self
         }
 
-        /// Length in bytes from which on the peer reads a message of owned memory (`Vec<u8>`) where it is; 64 KiB by default.
+        /// Length in bytes from which on the peer reads a `Vec<u8>` in place instead of receiving copies; 64 KiB by default.
+        /// Channels only.
         ///
         /// The memory is registered for that message alone, and deregistered when the peer has read it. So nothing is copied, but a
         /// registration costs system calls on hardware. `usize::MAX` disables it.
-        pub fn read_from(mut self, bytes: usize) -> Self {
-            self.options.read_from = bytes;
+        pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
+            self.options.rendezvous_threshold = bytes;
             self
         }
 
@@ -124,7 +125,7 @@ macro_rules! transport {
 pub(crate) use transport;
 
 impl Options {
-    /// What this end tells its peers.
+    /// The handshake of this end.
     pub(crate) fn hello(&self, purpose: Purpose) -> Hello {
         Hello {
             versions: VERSIONS,
@@ -162,7 +163,7 @@ impl Options {
         let addresses = [connection.local_address(), connection.peer_address()];
         let shared =
             Shared::new(|waker, channel| Engine::new(connection, [own, &peer], self.sends, reserved, waker, channel));
-        Ok(Handle(Arc::new(Owner { shared, addresses, pd, read_from: self.read_from })))
+        Ok(Handle(Arc::new(Owner { shared, addresses, pd, rendezvous_threshold: self.rendezvous_threshold })))
     }
 }
 

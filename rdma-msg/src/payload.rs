@@ -1,17 +1,16 @@
 //! What a program sends.
 
+use std::fmt;
 use std::io::IoSlice;
 
 use rdma_safe::Buffer;
 
 /// The bytes of a message to send: a slice, a list of slices, or memory that moves into the channel.
 ///
-/// The peer reads a long `Vec<u8>` where it is: [`Connector::read_from`](crate::Connector::read_from). Everything else is
-/// copied into packets.
-#[derive(Debug)]
+/// The peer reads a long `Vec<u8>` where it is: [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold).
+/// Everything else is copied into packets.
 pub struct Payload<'a>(Source<'a>);
 
-#[derive(Debug)]
 enum Source<'a> {
     Slice(&'a [u8]),
     List(&'a [IoSlice<'a>]),
@@ -76,6 +75,12 @@ impl Payload<'_> {
             Source::Bytes(bytes) => bytes,
             Source::Buffer(buffer) => buffer,
         }
+    }
+}
+
+impl fmt::Debug for Payload<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Payload").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 

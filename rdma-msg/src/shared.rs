@@ -81,7 +81,8 @@ impl Shared {
 
     fn run_if_asked(&self) {
         loop {
-            // With the one below: either this thread sees the flag, or the thread that has set it finds the lock free.
+            // Pairs with itself in another thread: either the thread that unlocks the engine sees the flag, or the thread that
+            // set it finds the lock free.
             fence(Ordering::SeqCst);
             if !self.again.load(Ordering::SeqCst) || self.creator.is_parent() {
                 return;

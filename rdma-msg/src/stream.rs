@@ -95,7 +95,7 @@ impl Stream {
         self.read.waiting.handle().with(|engine| engine.ended().cloned())
     }
 
-    /// Counts since the stream was connected. Each write is at least one message.
+    /// Counts since the stream was connected. Each part of a write in a packet counts as a message.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.read.waiting.handle().statistics()
@@ -103,19 +103,19 @@ impl Stream {
 
     /// Ends the stream at once, and tells the peer why: [`Error::Aborted`](crate::Error::Aborted). Bytes on their way may be lost.
     pub fn abort(&self, code: u32, reason: &str) {
-        self.read.waiting.handle().with(|engine| engine.abort(code, reason));
+        self.read.abort(code, reason);
     }
 
     /// The address of this end.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
-        self.read.waiting.handle().0.addresses[0]
+        self.read.waiting.handle().local_address()
     }
 
     /// The address of the peer.
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
-        self.read.waiting.handle().0.addresses[1]
+        self.read.waiting.handle().peer_address()
     }
 }
 
@@ -137,7 +137,7 @@ impl ReadHalf {
 
     /// Ends the stream at once: [`Stream::abort`].
     pub fn abort(&self, code: u32, reason: &str) {
-        self.waiting.handle().with(|engine| engine.abort(code, reason));
+        self.waiting.handle().abort(code, reason);
     }
 
     /// The bytes to read next. Empty at the end of the stream.
@@ -186,7 +186,7 @@ impl WriteHalf {
 
     /// Ends the stream at once: [`Stream::abort`].
     pub fn abort(&self, code: u32, reason: &str) {
-        self.waiting.handle().with(|engine| engine.abort(code, reason));
+        self.waiting.handle().abort(code, reason);
     }
 }
 

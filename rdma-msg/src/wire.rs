@@ -186,7 +186,7 @@ pub(crate) fn decode_abort(payload: &[u8]) -> Result<(u32, String), Violation> {
     Ok((number(code), String::from_utf8_lossy(reason).into_owned()))
 }
 
-/// What the ends tell each other in the private data of their handshake.
+/// The handshake message, in the private data of the connection.
 ///
 /// | bytes | |
 /// |---|---|
@@ -248,7 +248,7 @@ impl Hello {
         let purpose = match bytes[6] {
             0 => Purpose::Messages,
             1 => Purpose::Stream,
-            _ => return Err(Violation::Hello.into()),
+            _ => return Err(Violation::Handshake.into()),
         };
         if purpose != self.purpose {
             return Err(Incompatible::Purpose.into());
@@ -256,7 +256,7 @@ impl Hello {
         let (window, packet) = (number(&bytes[8..]), number(&bytes[12..]));
         let message = bytes.last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         if !(1..=MAX_WINDOW).contains(&window) || !(MIN_PACKET..=MAX_PACKET).contains(&packet) {
-            return Err(Violation::Hello.into());
+            return Err(Violation::Handshake.into());
         }
         Ok(Hello { versions, purpose, window, packet, message })
     }

@@ -69,7 +69,7 @@ async fn lists_and_owned_memory_are_sent_as_one_message() {
 
 #[cfg(feature = "bytes")]
 #[tokio::test]
-async fn bytes_are_sent_and_received_without_a_copy_at_the_receiver() {
+async fn messages_become_bytes_without_a_further_copy() {
     let _soft = soft0();
     let [client, server] = default_pair().await;
     for len in [100, 30_000] {
@@ -311,7 +311,7 @@ async fn a_channel_that_is_gone_leaves_no_memory_behind() {
 #[tokio::test]
 async fn long_messages_in_owned_memory_are_read_where_they_are() {
     let _soft = soft0();
-    let [client, server] = pair(|connector| connector.read_from(1000), |listener| listener.window(2)).await;
+    let [client, server] = pair(|connector| connector.rendezvous_threshold(1000), |listener| listener.window(2)).await;
     let sizes = [1000, 70_000, 999, 1_000_000, 1000, 4 << 20, (4 << 20) + 1, 10_000_000, 5];
     let sender = tokio::spawn(async move {
         for len in sizes {
@@ -334,7 +334,11 @@ async fn long_messages_in_owned_memory_are_read_where_they_are() {
 #[tokio::test]
 async fn several_tasks_offer_messages_in_both_directions() {
     let _soft = soft0();
-    let ends = pair(|connector| connector.read_from(0).window(1), |listener| listener.read_from(0).window(1)).await;
+    let ends = pair(
+        |connector| connector.rendezvous_threshold(0).window(1),
+        |listener| listener.rendezvous_threshold(0).window(1),
+    )
+    .await;
     let mut tasks = tokio::task::JoinSet::new();
     for end in ends {
         let mut senders = tokio::task::JoinSet::new();
@@ -474,4 +478,37 @@ async fn no_memory_of_others_is_sent_as_padding() {
         let packet = soon(raw.receive()).await.unwrap().unwrap();
         assert!(!packet.contains(&0xee), "{packet:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_whose_clients_leave_first_closes_in_order() {
+    let _soft = soft0();
+    let listener = Listener::bind("127.0.0.1:0").await.unwrap();
+    let connector = Connector::new().unwrap();
+    for _ in 0..100 {
+        let (client, server) =
+            soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
+        let (client, server) = (client.unwrap(), server.unwrap());
+        let serving = tokio::spawn(async move {
+            while let Some(message) = server.receive().await? {
+                assert_eq!(*message, *b"the only message");
+            }
+            server.close().await
+        });
+        client.send("the only message").await.unwrap();
+        soon(client.close()).await.unwrap();
+        soon(serving).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_flush_after_an_abort_does_not_count_discarded_messages() {
+    let _soft = soft0();
+    let [client, _server] = pair(|connector| connector, |listener| listener.window(1)).await;
+    client.send("sent").await.unwrap();
+    client.send("discarded").await.unwrap();
+    client.finish().await.unwrap();
+    client.abort(1, "no reason");
+    assert!(soon(client.flush()).await.is_err());
+    assert!(soon(client.close()).await.is_err());
 }

@@ -95,7 +95,7 @@ async fn a_lying_peer_ends_its_own_channel_only() {
         let found = async {
             // Nobody looks until the window is full.
             if expected == Violation::DataBeyondCredit {
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                support::until("the window is full", || channel.statistics().packets_received == 4).await;
             }
             loop {
                 match channel.receive().await {
@@ -132,19 +132,19 @@ async fn a_peer_that_grants_no_credit_holds_back_its_channel_only() {
     let (client, server) =
         soon(async { tokio::join!(rdma_msg::connect(listener.local_address()), listener.accept()) }).await;
     let (client, server) = (client.unwrap(), server.unwrap());
-    let waits = tokio::time::timeout(Duration::from_millis(200), async {
-        loop {
-            channel.send(&[0; 3000]).await.unwrap();
-        }
+    let sender = tokio::spawn({
+        let channel = channel.clone();
+        async move { while channel.send(&[0; 3000]).await.is_ok() {} }
     });
-    assert!(waits.await.is_err());
-    let sent = channel.statistics();
-    assert_eq!(sent.packets_sent, 8, "as many as the peer has receives");
+    let sent = || channel.statistics().packets_sent;
+    support::until("the window is used up", || sent() == 8).await;
     client.send("others go on").await.unwrap();
     assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"others go on");
+    assert_eq!(sent(), 8, "as many as the peer has receives");
     drop(silent);
     let error = soon(channel.flush()).await.unwrap_err();
     assert!(matches!(error, Error::Disconnected), "{error}");
+    soon(sender).await.unwrap();
 }
 
 /// Accepts a channel, tells its parent, and never receives.

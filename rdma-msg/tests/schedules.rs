@@ -181,10 +181,10 @@ async fn schedule(seed: u64) -> bool {
     let windows = [random.below(4) as u32 + 1, random.below(4) as u32 + 1];
     let sizes = [512 << random.below(5), 512 << random.below(5)];
     let listener = Listener::builder().window(windows[1]).packet_size(sizes[1]).sends(random.below(4) as u32 + 1);
-    let listener = listener.read_from(random.index(20_000));
+    let listener = listener.rendezvous_threshold(random.index(20_000));
     let listener = listener.bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().unwrap().window(windows[0]).packet_size(sizes[0]);
-    let connector = connector.sends(random.below(4) as u32 + 1).read_from(random.index(20_000));
+    let connector = connector.sends(random.below(4) as u32 + 1).rendezvous_threshold(random.index(20_000));
     let (client, server) =
         soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
     let logs = [(); 2].map(|()| Rc::new(Log::default()));

@@ -91,6 +91,7 @@ mod memory;
 #[cfg(not(miri))]
 mod memory_schedules;
 mod memory_windows;
+#[cfg(not(miri))]
 mod messages;
 mod modify;
 mod modify_errors;

@@ -22,8 +22,8 @@ const REMOVALS: u32 = 2;
 
 /// Accepted streams, as a [`futures_core::Stream`]. Made by [`StreamListener::incoming`].
 ///
-/// An error that concerns one connection does not end it: it is passed to [`Incoming::on_error`], and the next connection is accepted
-/// after a pause of 10 ms. An error that ends the listener is the last item.
+/// An error that concerns one connection does not end it: it is passed to [`Incoming::on_error`], and the next connection is
+/// accepted after a pause of 10 ms. An error that ends the listener is the last item.
 ///
 /// ```no_run
 /// # async fn serve(_: rdma_msg::Stream) {}

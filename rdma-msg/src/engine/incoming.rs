@@ -84,7 +84,12 @@ impl Incoming {
         !self.packets.is_empty() || self.assembly.has_ended()
     }
 
-    /// Whether the peer has said that it sends no more.
+    /// Whether the peer has sent its last message, also if no task has taken it yet.
+    pub(super) fn has_end(&self) -> bool {
+        self.assembly.has_ended() || self.find(|frame, _| (frame.kind == Kind::End).then_some(())).is_some()
+    }
+
+    /// Whether a task has learned that the peer sends no more.
     pub(super) fn has_ended(&self) -> bool {
         self.assembly.has_ended()
     }
@@ -98,16 +103,30 @@ impl Incoming {
 
     /// The reason why the peer has aborted the connection, if it has said so.
     pub(super) fn find_abort(&self) -> Option<Error> {
+        let is_abort = |frame: Frame| frame.kind == Kind::Abort;
+        self.find(|frame, bytes| is_abort(frame).then(|| aborted(payload(bytes, frame)).ok())).flatten()
+    }
+
+    /// The result of `f` for the first frame that was not taken for which it has one. Also passes the packet.
+    fn find<R>(&self, f: impl Fn(Frame, &[u8]) -> Option<R>) -> Option<R> {
         self.packets.iter().find_map(|arrived| {
             let (bytes, mut at) = (arrived.packet.bytes(), arrived.at);
             while let Ok(Some(frame)) = wire::decode_frame(bytes, at) {
-                if frame.kind == Kind::Abort {
-                    return aborted(payload(bytes, frame)).ok();
+                if let Some(found) = f(frame, bytes) {
+                    return Some(found);
                 }
                 at = aligned(frame.start + frame.len);
             }
             None
         })
+    }
+
+    /// Frees the first packet if all its frames were taken.
+    fn finish_packet(&mut self) {
+        let is_spent = self.packets.front().is_some_and(|first| first.at >= first.packet.bytes().len());
+        if is_spent {
+            self.spent.extend(self.packets.pop_front());
+        }
     }
 
     /// The next frame. `None` if there is none.
@@ -154,8 +173,12 @@ impl Incoming {
                         return Ok((Taken::Message(message), 0));
                     }
                 }
-                Meaning::Offer(memory) => return Ok((Taken::Offer(memory), 0)),
+                Meaning::Offer(memory) => {
+                    self.finish_packet();
+                    return Ok((Taken::Offer(memory), 0));
+                }
                 Meaning::Long(whole) => {
+                    self.finish_packet();
                     let copied = whole.len();
                     return Ok((Taken::Message(Message::assembled(whole)), copied));
                 }
@@ -170,7 +193,7 @@ impl Engine {
         if self.reading.is_none() {
             match self.incoming.take()? {
                 (Taken::Offer(memory), _) => {
-                    self.flow.offered()?;
+                    self.flow.offer_received()?;
                     self.begin_reading(memory);
                 }
                 taken => return Ok(taken),
@@ -184,7 +207,7 @@ impl Engine {
         let taken = self.take();
         self.freed.packets.append(&mut self.incoming.spent);
         if self.incoming.has_ended() {
-            self.flow.ended();
+            self.flow.peer_finished();
         }
         match taken {
             Ok((Taken::Nothing, _)) => match &self.ended {
@@ -192,8 +215,8 @@ impl Engine {
                 None => Ok(Taken::Nothing),
             },
             Ok((taken, copied)) => {
-                self.counts.messages_received += u64::from(matches!(taken, Taken::Message(_)));
-                self.counts.bytes_copied += copied as u64;
+                self.counts.statistics.messages_received += u64::from(matches!(taken, Taken::Message(_)));
+                self.counts.statistics.bytes_copied += copied as u64;
                 Ok(taken)
             }
             Err(error) => {

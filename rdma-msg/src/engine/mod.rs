@@ -16,6 +16,7 @@ use std::task::{Context, Poll, Waker};
 use rdma_async::Connection;
 use rdma_safe::{Buffer, ExposedRegion};
 
+use crate::channel::Statistics;
 use crate::error::{Error, Violation};
 use crate::flow::{Flow, Limits};
 use crate::shared::Shared;
@@ -23,7 +24,7 @@ use crate::waiting::{Line, Place};
 use crate::wire::{Class, Hello};
 
 use incoming::{Arrived, Incoming};
-use outgoing::Outgoing;
+use outgoing::{Outgoing, Sent};
 use reading::Reading;
 
 pub(crate) use incoming::Taken;
@@ -56,18 +57,24 @@ pub(crate) struct Engine {
 
 /// Counts since the connection was made.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) messages_sent: u64,
-    pub(crate) messages_acknowledged: u64,
-    pub(crate) messages_received: u64,
-    pub(crate) packets_sent: u64,
-    pub(crate) packets_acknowledged: u64,
-    pub(crate) packets_received: u64,
-    pub(crate) updates_sent: u64,
-    pub(crate) offers_made: u64,
-    pub(crate) offers_answered: u64,
-    pub(crate) bytes_copied: u64,
-    pub(crate) waits: u64,
+struct Counts {
+    statistics: Statistics,
+    packets_acknowledged: u64,
+    offers_made: u64,
+    offers_answered: u64,
+    /// Packets of all classes.
+    posted: u64,
+    completed: u64,
+}
+
+impl Counts {
+    /// Counts a packet as acknowledged, once.
+    fn acknowledge(&mut self, sent: &mut Sent) {
+        if !mem::replace(&mut sent.is_acknowledged, true) {
+            self.statistics.messages_acknowledged += u64::from(sent.messages);
+            self.packets_acknowledged += u64::from(sent.class == Class::Data);
+        }
+    }
 }
 
 /// What has to wait until the engine is unlocked.
@@ -190,7 +197,7 @@ impl Engine {
 
     /// A task has to wait. Returns its place, and a waker to drop.
     pub(crate) fn wait(&mut self, waits: Waits, place: Option<Place>, waker: Option<Waker>) -> (Place, Option<Waker>) {
-        self.counts.waits += u64::from(place.is_none());
+        self.counts.statistics.waits += u64::from(place.is_none());
         self.line(waits).wait(place, waker)
     }
 
@@ -210,8 +217,8 @@ impl Engine {
         matches!(self.try_flush(self.added()), Ok(Some(())))
     }
 
-    pub(crate) fn counts(&self) -> Counts {
-        self.counts
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.counts.statistics
     }
 
     pub(crate) fn connection(&self) -> &Connection {
@@ -250,11 +257,12 @@ impl Engine {
     /// All handles are gone.
     pub(crate) fn leave(&mut self) {
         if self.ended.is_none() {
-            // Reaches the peer if there is room. Otherwise the peer learns that the end is missing, as if offers are not read.
+            // Without room, or with unread offers, no end is sent, and the peer gets `Disconnected`.
             if !self.outgoing.has_offers() {
                 let _ = self.try_finish();
             }
             self.send_open();
+            self.send_due();
             self.ended = Some(Error::Closed);
             self.free_memory();
         }
@@ -264,21 +272,27 @@ impl Engine {
     fn free_memory(&mut self) {
         self.freed.regions.extend(self.outgoing.take_offers());
         // It must not get memory of the pool for which others wait.
-        self.freed.readings.extend(self.reading.take_if(|reading| reading.waits_for_memory()));
+        if let Some(reading) = self.reading.take_if(|reading| reading.waits_for_memory()) {
+            self.freed.readings.push(reading);
+            // A message is lost, so later ones must not be delivered.
+            self.freed.packets.extend(self.incoming.clear());
+        }
     }
 
     /// Takes the completions of sends, which come in order.
     fn take_completions(&mut self, context: &mut Context<'_>) {
         while let Some(first) = self.outgoing.sending.front_mut() {
             let Poll::Ready(result) = Pin::new(&mut first.operation).poll(context) else { return };
-            let Some(sent) = self.outgoing.sending.pop_front() else { return };
+            let Some(mut sent) = self.outgoing.sending.pop_front() else { return };
             self.flow.completed(sent.class);
             self.outgoing.has_progressed = true;
-            // The peer may have ended the connection before its acknowledgement arrived.
-            let has_arrived = result.is_ok() || (sent.class == Class::Data && self.flow.has_taken(sent.number));
-            if has_arrived {
-                self.counts.messages_acknowledged += u64::from(sent.messages);
-                self.counts.packets_acknowledged += u64::from(sent.class == Class::Data);
+            self.counts.completed += 1;
+            if result.is_ok() {
+                self.counts.acknowledge(&mut sent);
+            } else {
+                // The peer may have ended the connection before its acknowledgement arrived, and have said that it has all.
+                let _ = self.take_packets(context);
+                self.acknowledge_taken(&mut sent);
             }
             match result {
                 Ok(buffer) => {
@@ -293,6 +307,13 @@ impl Engine {
         }
     }
 
+    /// Counts a packet as acknowledged if the peer has said that it has taken it.
+    fn acknowledge_taken(&mut self, sent: &mut Sent) {
+        if self.flow.has_taken(sent.number) {
+            self.counts.acknowledge(sent);
+        }
+    }
+
     /// The connection takes no more work.
     fn fail(&mut self, error: rdma_async::Error) {
         if self.ended.is_some() {
@@ -301,6 +322,9 @@ impl Engine {
         // The peer may have said why.
         let waker = self.waker.clone();
         let _ = self.take_packets(&mut Context::from_waker(&waker));
+        let mut sending = mem::take(&mut self.outgoing.sending);
+        sending.iter_mut().for_each(|sent| self.acknowledge_taken(sent));
+        self.outgoing.sending = sending;
         let reason = match self.incoming.find_abort() {
             Some(aborted) => aborted,
             None if error.is_disconnected() => Error::Disconnected,
@@ -338,22 +362,17 @@ impl Engine {
         match class {
             Class::Data => {
                 self.flow.received(counts)?;
-                self.counts.packets_received += 1;
+                self.counts.statistics.packets_received += 1;
                 self.incoming.push(packet);
             }
-            Class::Control => {
+            Class::Control | Class::Answer => {
                 let is_alone = packet.len() == crate::wire::HEADER;
                 // Its receive is posted again before the peer is told.
                 drop(packet);
-                self.flow.updated(counts)?;
-                if !is_alone {
-                    return Err(Violation::UnknownKind);
+                match class {
+                    Class::Control => self.flow.updated(counts)?,
+                    _ => self.flow.answered(counts)?,
                 }
-            }
-            Class::Answer => {
-                let is_alone = packet.len() == crate::wire::HEADER;
-                drop(packet);
-                self.flow.answered(counts)?;
                 if !is_alone {
                     return Err(Violation::UnknownKind);
                 }

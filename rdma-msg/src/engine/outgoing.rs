@@ -49,6 +49,10 @@ pub(super) struct Outgoing {
     /// Whether this end is to say that it sends no more.
     finish_due: bool,
     has_finished: bool,
+    /// Whether the packet that says so has nothing else.
+    is_end_alone: bool,
+    /// Whether messages were discarded by an abort.
+    is_lossy: bool,
     /// Whether a packet was acknowledged since the last look.
     pub(super) has_progressed: bool,
 }
@@ -68,6 +72,7 @@ pub(super) struct Sent {
     pub(super) messages: u32,
     /// Number of data packets up to this one.
     pub(super) number: u32,
+    pub(super) is_acknowledged: bool,
 }
 
 /// How far a message was sent.
@@ -96,6 +101,8 @@ impl Outgoing {
             cancel_due: false,
             finish_due: false,
             has_finished: false,
+            is_end_alone: false,
+            is_lossy: false,
             has_progressed: false,
         }
     }
@@ -195,8 +202,8 @@ impl Engine {
             }
             if !is_long {
                 self.outgoing.add(Kind::Whole, len, |target| payload.copy(0, target));
-                self.counts.bytes_copied += len as u64;
-                self.counts.messages_sent += 1;
+                self.counts.statistics.bytes_copied += len as u64;
+                self.counts.statistics.messages_sent += 1;
                 return Ok(true);
             }
             if !progress.has_begun {
@@ -207,11 +214,11 @@ impl Engine {
             }
             let part = (space - FRAME).min(len - progress.offset);
             self.outgoing.add(Kind::Part, part, |target| payload.copy(progress.offset, target));
-            self.counts.bytes_copied += part as u64;
+            self.counts.statistics.bytes_copied += part as u64;
             progress.offset += part;
             if progress.offset == len {
                 self.outgoing.end_message();
-                self.counts.messages_sent += 1;
+                self.counts.statistics.messages_sent += 1;
                 return Ok(true);
             }
         }
@@ -236,7 +243,7 @@ impl Engine {
         }
         self.flow.offer();
         self.outgoing.offers.extend(memory.take());
-        self.counts.messages_sent += 1;
+        self.counts.statistics.messages_sent += 1;
         self.counts.offers_made += 1;
         Ok(Some(self.counts.offers_made))
     }
@@ -257,12 +264,12 @@ impl Engine {
         while self.outgoing.offers.len() > self.flow.offers_open() as usize {
             self.freed.regions.extend(self.outgoing.offers.pop_front());
             self.counts.offers_answered += 1;
-            self.counts.messages_acknowledged += 1;
+            self.counts.statistics.messages_acknowledged += 1;
             self.outgoing.has_progressed = true;
         }
     }
 
-    /// Sends as many bytes of a stream as fit into a packet. 0 if there is no room.
+    /// Copies bytes of a stream into packets while there is room. Returns their number.
     ///
     /// The caller must be the first in line.
     pub(crate) fn try_write(&mut self, payload: &Payload<'_>) -> Result<usize, Error> {
@@ -279,9 +286,9 @@ impl Engine {
             let len = (space - FRAME).min(payload.len() - written);
             self.outgoing.add(Kind::Whole, len, |target| payload.copy(written, target));
             written += len;
+            self.counts.statistics.messages_sent += 1;
         }
-        self.counts.bytes_copied += written as u64;
-        self.counts.messages_sent += u64::from(written != 0);
+        self.counts.statistics.bytes_copied += written as u64;
         Ok(written)
     }
 
@@ -290,7 +297,7 @@ impl Engine {
         if self.outgoing.has_finished {
             return Ok(true);
         }
-        if matches!(self.ended, Some(Error::Disconnected)) && self.incoming.has_ended() && self.has_all_acknowledged() {
+        if self.has_left_in_order() && self.has_all_acknowledged() {
             // The peer has left in order, and misses nothing.
             self.outgoing.has_finished = true;
             return Ok(true);
@@ -300,6 +307,7 @@ impl Engine {
             return Ok(false);
         }
         self.outgoing.has_finished = true;
+        self.outgoing.is_end_alone = self.outgoing.open.as_ref().is_some_and(|open| open.used == HEADER + FRAME);
         Ok(true)
     }
 
@@ -308,23 +316,36 @@ impl Engine {
         self.outgoing.finish_due = true;
     }
 
-    /// Whether nothing is in flight.
-    pub(crate) fn try_drain(&mut self) -> Result<Option<()>, Error> {
-        Ok((self.outgoing.sending.is_empty() || self.ended.is_some()).then_some(()))
+    /// Number of packets of all classes that were posted.
+    pub(crate) fn posted(&self) -> u64 {
+        self.counts.posted
+    }
+
+    /// Whether these many packets have completed, or the channel has ended.
+    pub(crate) fn try_drain(&self, posted: u64) -> Result<Option<()>, Error> {
+        Ok((self.counts.completed >= posted || self.ended.is_some()).then_some(()))
     }
 
     /// Numbers of packets and of offers that have to be acknowledged for everything that was sent so far.
     pub(crate) fn added(&self) -> [u64; 2] {
-        [self.counts.packets_sent + u64::from(self.outgoing.has_frames()), self.counts.offers_made]
+        [self.counts.statistics.packets_sent + u64::from(self.outgoing.has_frames()), self.counts.offers_made]
+    }
+
+    /// Whether the peer has ended the connection after it had sent everything.
+    fn has_left_in_order(&self) -> bool {
+        matches!(self.ended, Some(Error::Disconnected)) && self.incoming.has_end()
     }
 
     /// Whether these many packets and offers are acknowledged.
     pub(crate) fn try_flush(&self, [packets, offers]: [u64; 2]) -> Result<Option<()>, Error> {
-        if self.counts.packets_acknowledged < packets && self.ended.is_none() {
-            return Ok(None);
-        }
+        let missing = packets.saturating_sub(self.counts.packets_acknowledged);
         match &self.ended {
-            Some(ended) if self.counts.packets_acknowledged < packets => Err(ended.clone()),
+            None if missing != 0 => Ok(None),
+            // A peer that has left in order does not miss the packet that only says that this end has finished.
+            Some(_) if missing == 1 && self.outgoing.is_end_alone && self.has_left_in_order() => {
+                self.try_answered(offers)
+            }
+            Some(ended) if missing != 0 || self.outgoing.is_lossy => Err(ended.clone()),
             _ => self.try_answered(offers),
         }
     }
@@ -335,6 +356,7 @@ impl Engine {
             return;
         }
         if let Some(open) = self.outgoing.open.take() {
+            self.outgoing.is_lossy = open.used > HEADER;
             self.outgoing.spare.push(open.buffer);
         }
         let payload = wire::abort(code, reason);
@@ -393,7 +415,7 @@ impl Engine {
             self.post_control(Class::Answer, counts);
         }
         if let Some(counts) = self.flow.update() {
-            self.counts.updates_sent += 1;
+            self.counts.statistics.updates_sent += 1;
             self.post_control(Class::Control, counts);
         }
     }
@@ -412,13 +434,14 @@ impl Engine {
         }
         let Some(counts) = self.flow.send() else { return false };
         let Some(Open { buffer, used, messages }) = mem::take(&mut self.outgoing.open) else { return false };
-        self.counts.packets_sent += 1;
+        self.counts.statistics.packets_sent += 1;
         self.has_new_room = true;
         self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);
         true
     }
 
     fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {
+        self.counts.posted += 1;
         buffer[..HEADER].copy_from_slice(&wire::header(class, counts));
         // The capacity is that of a packet.
         let _ = buffer.set_len(len);
@@ -426,13 +449,15 @@ impl Engine {
         match Pin::new(&mut operation).poll(&mut Context::from_waker(&self.waker)) {
             Poll::Pending => {
                 let number = self.flow.sent();
-                self.outgoing.sending.push_back(Sent { operation, class, messages, number });
+                self.outgoing.sending.push_back(Sent { operation, class, messages, number, is_acknowledged: false });
             }
             Poll::Ready(Ok(buffer)) => {
+                self.counts.completed += 1;
                 self.flow.completed(class);
                 self.outgoing.take_back(class, buffer);
             }
             Poll::Ready(Err(failed)) => {
+                self.counts.completed += 1;
                 self.flow.completed(class);
                 self.freed.buffers.extend(failed.buffer);
                 self.fail(failed.error);

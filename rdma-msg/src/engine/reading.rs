@@ -123,7 +123,7 @@ impl Engine {
                     Poll::Ready(Ok(buffer)) => {
                         self.freed.buffers.extend(reading.finish(connection, buffer));
                         if reading.is_done() {
-                            return self.flow.done();
+                            return self.flow.offer_done();
                         }
                     }
                     Poll::Ready(Err(failed)) => {
@@ -134,7 +134,7 @@ impl Engine {
                 Step::Done(_) => return,
             }
         };
-        // The messages after the one that is lost must not be taken for all.
+        // A message is lost, so later ones must not be delivered.
         self.fail(error);
         self.freed.readings.extend(self.reading.take());
         self.freed.packets.extend(self.incoming.clear());

@@ -78,7 +78,7 @@ pub(crate) struct Flow {
     /// Packets received.
     received: Counts,
     /// Offers made.
-    offered: u32,
+    offers_made: u32,
     /// Offers of the peer.
     offers_received: u32,
     /// Offers of the peer that are done.
@@ -110,7 +110,7 @@ impl Flow {
             allowed: counts(limits.peer_window, CONTROL),
             in_flight: [0; 3],
             received: counts(0, 0),
-            offered: start,
+            offers_made: start,
             offers_received: start,
             offers_done: start,
             returned: start,
@@ -131,7 +131,7 @@ impl Flow {
     }
 
     /// The peer has sent its last data.
-    pub(crate) fn ended(&mut self) {
+    pub(crate) fn peer_finished(&mut self) {
         self.has_ended = true;
     }
 
@@ -140,7 +140,7 @@ impl Flow {
         self.sent.data
     }
 
-    /// Whether the peer has returned the receives of the first `packets` data packets, of which no more were sent.
+    /// Whether the peer has returned the receives of the first `packets` data packets; `packets` is at most [`Flow::sent`].
     pub(crate) fn has_taken(&self, packets: u32) -> bool {
         let taken = self.allowed.data.wrapping_sub(self.limits.peer_window);
         self.sent.data.wrapping_sub(taken) <= self.sent.data.wrapping_sub(packets)
@@ -167,16 +167,16 @@ impl Flow {
 
     /// Number of offers that the peer has not answered.
     pub(crate) fn offers_open(&self) -> u32 {
-        self.offered.wrapping_sub(self.allowed.answered)
+        self.offers_made.wrapping_sub(self.allowed.answered)
     }
 
     /// Adds an offer to a data packet. Only if [`Flow::can_offer`].
     pub(crate) fn offer(&mut self) {
-        self.offered = self.offered.wrapping_add(1);
+        self.offers_made = self.offers_made.wrapping_add(1);
     }
 
     /// An offer has arrived.
-    pub(crate) fn offered(&mut self) -> Result<(), Violation> {
+    pub(crate) fn offer_received(&mut self) -> Result<(), Violation> {
         if self.offers_received.wrapping_sub(self.told.answered) >= OFFERS {
             return Err(Violation::OffersBeyondLimit);
         }
@@ -185,7 +185,7 @@ impl Flow {
     }
 
     /// The oldest offer of the peer that was not done is done now.
-    pub(crate) fn done(&mut self) {
+    pub(crate) fn offer_done(&mut self) {
         debug_assert_ne!(self.offers_done, self.offers_received, "it was offered");
         self.offers_done = self.offers_done.wrapping_add(1);
     }
@@ -196,7 +196,7 @@ impl Flow {
         (is_due && self.in_flight[Class::Answer as usize] < ANSWER_SENDS).then(|| self.post(Class::Answer))
     }
 
-    /// Number of receives that are posted again, and of which the peer does not know.
+    /// Receives that were reposted since the last grant.
     fn untold(&self) -> u32 {
         self.grant().data.wrapping_sub(self.told.data)
     }

@@ -225,10 +225,10 @@ impl Case {
                         own.kept += 1;
                         own.seen += 1;
                         if own.seen == self.messages[1 - side] {
-                            own.flow.ended();
+                            own.flow.peer_finished();
                         }
                         if is_offer {
-                            own.flow.offered().expect("the peer keeps to the protocol");
+                            own.flow.offer_received().expect("the peer keeps to the protocol");
                             own.to_read += 1;
                         }
                     }
@@ -253,7 +253,7 @@ impl Case {
             }
             Event::Read => {
                 own.to_read = own.to_read.checked_sub(1)?;
-                own.flow.done();
+                own.flow.offer_done();
             }
             Event::Answer => {
                 let counts = own.flow.answer()?;
@@ -406,12 +406,12 @@ fn a_peer_that_lies_about_offers_is_found_out() {
     let answered = |answered| Counts { data: 8, control: CONTROL, answered };
     flow.offer();
     for _ in 0..OFFERS {
-        flow.offered().unwrap();
+        flow.offer_received().unwrap();
     }
-    assert_eq!(flow.offered(), Err(Violation::OffersBeyondLimit));
-    flow.done();
+    assert_eq!(flow.offer_received(), Err(Violation::OffersBeyondLimit));
+    flow.offer_done();
     flow.answer().unwrap();
-    flow.offered().unwrap();
+    flow.offer_received().unwrap();
     let mut other = flow;
     assert_eq!(other.received(answered(2)), Err(Violation::ImpossibleAnswer));
     assert_eq!(flow.answered(answered(0)), Err(Violation::ImpossibleAnswer));
