@@ -23,7 +23,7 @@ Exit status: 0 when both directions have ended in order, 1 after an error, 2 for
 #[derive(Debug, Parser)]
 #[command(name = "rdma-cat", version, after_help = EXAMPLES, max_term_width = 132)]
 struct Arguments {
-    /// HOST:PORT or HOST PORT to connect to; with --listen [ADDRESS:]PORT
+    /// HOST:PORT or HOST PORT to connect to; with --listen ADDRESS:PORT or PORT
     #[arg(required = true, num_args = 1..=2, value_name = "ADDRESS")]
     address: Vec<String>,
 

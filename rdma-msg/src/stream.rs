@@ -101,7 +101,7 @@ impl Stream {
         self.read.waiting.handle().statistics()
     }
 
-    /// Ends the stream at once, and tells the peer why: [`Error::Aborted`](crate::Error::Aborted). Bytes on their way may be lost.
+    /// Ends the stream at once, and tells the peer why: [`Error::Aborted`]. Bytes on their way may be lost.
     pub fn abort(&self, code: u32, reason: &str) {
         self.read.abort(code, reason);
     }
