@@ -87,7 +87,8 @@
 mod batch;
 mod connection;
 mod connector;
-mod coop;
+#[doc(hidden)]
+pub mod coop;
 mod core;
 mod datagrams;
 mod driver;

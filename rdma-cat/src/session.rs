@@ -110,7 +110,7 @@ async fn send(stream: &Shared, source: &mut Source, progress: Direction) -> Resu
     Ok(())
 }
 
-/// Passes what arrives to the sink, until the peer has ended its direction.
+/// Writes received chunks to the sink until the peer ends its direction.
 async fn receive(stream: &Shared, sink: Sink, progress: Direction) -> Result<()> {
     let ended = loop {
         match stream.chunk().await {

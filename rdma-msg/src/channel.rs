@@ -6,10 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
+use rdma_async::coop;
 use rdma_safe::cm::Address;
 use rdma_safe::{Access, ExposedRegion, ProtectionDomain};
 
-use crate::coop;
 use crate::engine::{Engine, Progress, Taken, Waits};
 use crate::error::{Error, Result};
 use crate::message::Message;
@@ -90,15 +90,15 @@ impl Channel {
         Channel { handle }
     }
 
-    /// Sends a message. See [`Payload`] for what can be sent.
+    /// Sends a message. [`Payload`] lists the types that can be sent.
     ///
     /// Ready when the message is on its way or shares the next packet, like a write to a socket. To know that it has reached the
     /// peer, see [`Channel::flush`]. If the future is dropped before it is ready, the message does not arrive, also if parts of
     /// it were sent already.
     ///
     /// A long `Vec<u8>` ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)) is not copied: the peer
-    /// reads it where it is, and the future is ready when it has, so when the program of the peer receives it. Such a message
-    /// may still arrive after the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
+    /// reads it in place when its program receives it, and the future is ready after that. Such a message may still arrive after
+    /// the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.

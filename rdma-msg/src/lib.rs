@@ -73,7 +73,6 @@ mod assembly;
 pub mod blocking;
 mod channel;
 mod connector;
-mod coop;
 mod engine;
 mod error;
 mod flow;
@@ -82,6 +81,10 @@ mod message;
 mod options;
 mod payload;
 mod shared;
+#[cfg_attr(
+    not(any(feature = "futures", feature = "tokio")),
+    allow(dead_code, unused_imports, unused_macros, reason = "it is read and written by their traits")
+)]
 mod stream;
 mod waiting;
 mod wire;

@@ -152,6 +152,23 @@ impl ReadHalf {
         Poll::Ready(Ok(self.chunk.as_ref().map_or(&[], |chunk| &chunk[self.at..])))
     }
 
+    /// Passes at most `room` bytes to `put`. Returns their number; 0 at the end of the stream.
+    fn poll_read(
+        &mut self,
+        context: &mut Context<'_>,
+        room: usize,
+        put: impl FnOnce(&[u8]),
+    ) -> Poll<io::Result<usize>> {
+        if room == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        let bytes = ready!(self.poll_fill(context))?;
+        let len = bytes.len().min(room);
+        put(&bytes[..len]);
+        self.consume(len);
+        Poll::Ready(Ok(len))
+    }
+
     fn consume(&mut self, bytes: usize) {
         self.at += bytes;
         if self.chunk.as_ref().is_some_and(|chunk| self.at >= chunk.len()) {
@@ -208,9 +225,45 @@ impl fmt::Debug for WriteHalf {
     }
 }
 
-/// Implements the traits for reading and writing. `$half` is the half of `Self` that does it.
+/// The methods of `AsyncBufRead`, which tokio and futures-io have in common.
+macro_rules! buf_read_methods {
+    () => {
+        fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+            Poll::Ready(Ok(ready!(self.get_mut().reader().poll_fill(context))?))
+        }
+
+        fn consume(mut self: Pin<&mut Self>, bytes: usize) {
+            self.reader().consume(bytes);
+        }
+    };
+}
+
+/// The methods of `AsyncWrite` that tokio and futures-io have in common.
+macro_rules! write_methods {
+    () => {
+        fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            self.writer().poll_write(context, &bytes.into())
+        }
+
+        fn poll_write_vectored(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            list: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            self.writer().poll_write(context, &list.into())
+        }
+
+        // Succeeds also after the end, as for a TCP socket: libraries such as hyper flush before they read, and an error would
+        // hide the last bytes of the peer.
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    };
+}
+
+/// Implements the traits for types that have `reader` and for types that have `writer`.
 macro_rules! implement {
-    ($($reader:ident $read:ident)*; $($writer:ident $write:ident)*) => {
+    ($($reader:ident)*; $($writer:ident)*) => {
         #[cfg(feature = "tokio")]
         mod for_tokio {
             use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
@@ -224,59 +277,26 @@ macro_rules! implement {
                         context: &mut Context<'_>,
                         target: &mut ReadBuf<'_>,
                     ) -> Poll<io::Result<()>> {
-                        let half = self.$read();
-                        if target.remaining() == 0 {
-                            return Poll::Ready(Ok(()));
-                        }
-                        let bytes = ready!(half.poll_fill(context))?;
-                        let len = bytes.len().min(target.remaining());
-                        target.put_slice(&bytes[..len]);
-                        half.consume(len);
-                        Poll::Ready(Ok(()))
+                        let room = target.remaining();
+                        self.reader().poll_read(context, room, |bytes| target.put_slice(bytes)).map_ok(drop)
                     }
                 }
 
                 impl AsyncBufRead for $reader {
-                    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-                        Poll::Ready(Ok(ready!(self.get_mut().$read().poll_fill(context))?))
-                    }
-
-                    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
-                        self.$read().consume(bytes);
-                    }
+                    buf_read_methods!();
                 }
             )*
 
             $(
                 impl AsyncWrite for $writer {
-                    fn poll_write(
-                        mut self: Pin<&mut Self>,
-                        context: &mut Context<'_>,
-                        bytes: &[u8],
-                    ) -> Poll<io::Result<usize>> {
-                        self.$write().poll_write(context, &bytes.into())
-                    }
-
-                    fn poll_write_vectored(
-                        mut self: Pin<&mut Self>,
-                        context: &mut Context<'_>,
-                        list: &[IoSlice<'_>],
-                    ) -> Poll<io::Result<usize>> {
-                        self.$write().poll_write(context, &list.into())
-                    }
+                    write_methods!();
 
                     fn is_write_vectored(&self) -> bool {
                         true
                     }
 
-                    // Succeeds also after the end, as for a TCP socket: libraries such as hyper flush before they read, and
-                    // an error would hide the last bytes of the peer.
-                    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                        Poll::Ready(Ok(()))
-                    }
-
                     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-                        self.$write().poll_shutdown(context)
+                        self.writer().poll_shutdown(context)
                     }
                 }
             )*
@@ -295,55 +315,22 @@ macro_rules! implement {
                         context: &mut Context<'_>,
                         target: &mut [u8],
                     ) -> Poll<io::Result<usize>> {
-                        let half = self.$read();
-                        if target.is_empty() {
-                            return Poll::Ready(Ok(0));
-                        }
-                        let bytes = ready!(half.poll_fill(context))?;
-                        let len = bytes.len().min(target.len());
-                        target[..len].copy_from_slice(&bytes[..len]);
-                        half.consume(len);
-                        Poll::Ready(Ok(len))
+                        let room = target.len();
+                        self.reader().poll_read(context, room, |bytes| target[..bytes.len()].copy_from_slice(bytes))
                     }
                 }
 
                 impl AsyncBufRead for $reader {
-                    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-                        Poll::Ready(Ok(ready!(self.get_mut().$read().poll_fill(context))?))
-                    }
-
-                    fn consume(mut self: Pin<&mut Self>, bytes: usize) {
-                        self.$read().consume(bytes);
-                    }
+                    buf_read_methods!();
                 }
             )*
 
             $(
                 impl AsyncWrite for $writer {
-                    fn poll_write(
-                        mut self: Pin<&mut Self>,
-                        context: &mut Context<'_>,
-                        bytes: &[u8],
-                    ) -> Poll<io::Result<usize>> {
-                        self.$write().poll_write(context, &bytes.into())
-                    }
-
-                    fn poll_write_vectored(
-                        mut self: Pin<&mut Self>,
-                        context: &mut Context<'_>,
-                        list: &[IoSlice<'_>],
-                    ) -> Poll<io::Result<usize>> {
-                        self.$write().poll_write(context, &list.into())
-                    }
-
-                    // Succeeds also after the end, as for a TCP socket: libraries such as hyper flush before they read, and
-                    // an error would hide the last bytes of the peer.
-                    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                        Poll::Ready(Ok(()))
-                    }
+                    write_methods!();
 
                     fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-                        self.$write().poll_shutdown(context)
+                        self.writer().poll_shutdown(context)
                     }
                 }
             )*
@@ -373,4 +360,4 @@ impl WriteHalf {
     }
 }
 
-implement!(Stream reader ReadHalf reader; Stream writer WriteHalf writer);
+implement!(Stream ReadHalf; Stream WriteHalf);

@@ -120,7 +120,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends what is buffered.
+    /// Flushes the write buffer.
     pub(crate) async fn flush(&mut self) -> Result<()> {
         if let Link::Bytes(Bytes { writer, .. }) = self {
             writer.flush().await?;

@@ -17,7 +17,7 @@ use crate::stream::Stream;
 /// Pause after a request that cannot be used, for example until a file descriptor is free.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Failures in a row with [`Cause::DeviceRemoved`] that end the listener. One may concern another device than that of the listener.
+/// Consecutive [`Cause::DeviceRemoved`] failures that end the listener. A single one may concern another device.
 const REMOVALS: u32 = 2;
 
 /// Accepted streams, as a [`futures_core::Stream`]. Made by [`StreamListener::incoming`].

@@ -77,7 +77,7 @@ impl Counts {
     }
 }
 
-/// What has to wait until the engine is unlocked.
+/// Work deferred until the engine is unlocked.
 pub(crate) struct Effects {
     pub(crate) wakers: Vec<Waker>,
     pub(crate) freed: Freed,

@@ -272,6 +272,7 @@ impl Engine {
     /// Copies bytes of a stream into packets while there is room. Returns their number.
     ///
     /// The caller must be the first in line.
+    #[cfg_attr(not(any(feature = "futures", feature = "tokio")), allow(dead_code, reason = "see `Stream`"))]
     pub(crate) fn try_write(&mut self, payload: &Payload<'_>) -> Result<usize, Error> {
         self.check_open()?;
         let mut written = 0;
@@ -350,7 +351,7 @@ impl Engine {
         }
     }
 
-    /// Ends the connection with a code and a reason. What was not sent is discarded.
+    /// Ends the connection with a code and a reason. Unsent messages are discarded.
     pub(crate) fn abort(&mut self, code: u32, reason: &str) {
         if self.ended.is_some() {
             return;
