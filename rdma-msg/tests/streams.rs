@@ -3,8 +3,10 @@
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
+use std::future::{Future, poll_fn};
 use std::io::ErrorKind;
 use std::pin::pin;
+use std::task::Poll;
 
 use rdma_msg::{Connector, Error, Incompatible, Listener, ListenerBuilder, Stream};
 use support::random::Random;
@@ -85,18 +87,13 @@ async fn random_pieces_arrive_in_both_directions_at_once() {
 async fn one_direction_goes_on_while_nobody_reads_the_other() {
     let _soft = soft0();
     let [mut client, mut server] = default_pair().await;
-    // Fills the direction to the server, which never reads.
-    loop {
+    // Fills the direction to the server, which never reads: its window of 16 packets, and the open packet.
+    let mut has_room = true;
+    while has_room || client.statistics().packets_sent < 16 {
         let full = [7; 8000];
         let mut write = pin!(client.write(&full));
-        let is_full = tokio::select! {
-            biased;
-            written = &mut write => { written.unwrap(); false }
-            () = tokio::time::sleep(std::time::Duration::from_millis(50)) => true,
-        };
-        if is_full {
-            break;
-        }
+        has_room = poll_fn(|context| Poll::Ready(write.as_mut().poll(context).is_ready())).await;
+        tokio::task::yield_now().await;
     }
     let sender = tokio::spawn(async move {
         for _ in 0..1000 {
@@ -189,19 +186,12 @@ async fn a_stream_and_a_channel_do_not_fit_together() {
     let _soft = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_address();
-    let (refused, accepted) = soon(async {
-        tokio::join!(rdma_msg::connect_stream(address), async {
-            // The wrong peer is skipped, and the next one accepted.
-            tokio::join!(listener.accept(), async {
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-                rdma_msg::connect(address).await
-            })
-        })
-    })
-    .await;
-    assert!(matches!(refused.unwrap_err(), Error::Incompatible(Incompatible::Purpose)));
-    let (server, client) = accepted;
-    let (server, client) = (server.unwrap(), client.unwrap());
+    // The wrong peer is skipped, and the next one accepted.
+    let accepting = tokio::spawn(async move { listener.accept().await });
+    let refused = soon(rdma_msg::connect_stream(address)).await.unwrap_err();
+    assert!(matches!(refused, Error::Incompatible(Incompatible::Purpose)));
+    let client = soon(rdma_msg::connect(address)).await.unwrap();
+    let server = soon(accepting).await.unwrap().unwrap();
     client.send("works").await.unwrap();
     assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"works");
 }
@@ -218,7 +208,6 @@ async fn an_end_without_this_protocol_is_named() {
 #[cfg(feature = "futures")]
 #[tokio::test]
 async fn the_traits_of_futures_read_and_write_the_same_bytes() {
-    use std::future::poll_fn;
     use std::pin::Pin;
 
     use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};

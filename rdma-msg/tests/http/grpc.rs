@@ -353,7 +353,8 @@ pub(crate) async fn cancellation<T: Transport>() -> Record {
     let mut record = Record::default();
     let mut pair = Pair::new::<T>().await;
     let mut request = Request::new(Bytes::new());
-    request.set_timeout(Duration::from_millis(100));
+    // Long enough for the call to reach the service.
+    request.set_timeout(Duration::from_secs(1));
     let status = pair.unary("/test/Stuck", request).await.unwrap_err();
     // Either end may notice first.
     record.line(format_args!("{:?} {}", status.code(), status.message()));

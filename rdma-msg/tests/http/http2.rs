@@ -65,6 +65,13 @@ async fn all(mut tasks: JoinSet<(usize, Record)>) -> Record {
     all
 }
 
+/// Opens the connection. Requests that start before it is open would open further ones.
+async fn open_connection<T: Transport>(server: &Server, client: &HttpClient<T>) {
+    let mut record = Record::default();
+    record.response("first", get::<T>(server, client, "/hello").await).await;
+    record.assert_no_error();
+}
+
 /// Sends `count` requests at once.
 async fn at_once<T: Transport>(
     client: &HttpClient<T>,
@@ -85,6 +92,7 @@ async fn at_once<T: Transport>(
 
 pub(crate) async fn many_requests_at_once<T: Transport>() -> Record {
     let (server, client) = pair::<T>().await;
+    open_connection::<T>(&server, &client).await;
     let tasks = at_once::<T>(&client, 150, |index| {
         let uri = server.uri(if index % 3 == 0 { "/hello" } else { "/echo" });
         Request::post(uri).header("x-request", index).body(full(pattern(index as u64, index * 100))).unwrap()
@@ -201,6 +209,7 @@ pub(crate) async fn flood<T: Transport>() -> Record {
     const WINDOW: u32 = 8192;
     let count = streams();
     let (server, client) = pair_with_windows::<T>(WINDOW, (WINDOW * count as u32).max(65_535), count as u32).await;
+    open_connection::<T>(&server, &client).await;
     let tasks = at_once::<T>(&client, count, |index| {
         Request::post(server.uri("/gate")).body(pieces(pattern(index as u64, 3 * WINDOW as usize), 3000, None)).unwrap()
     })
