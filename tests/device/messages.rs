@@ -1,5 +1,7 @@
 //! Channels and streams of rdma-msg, which its own tests use on soft0 only.
 
+use std::net::Ipv4Addr;
+
 use rdma_msg::{Channel, Connector, Error, Listener};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -20,6 +22,14 @@ fn pattern(len: usize) -> Vec<u8> {
 /// Lengths of messages: in packets alone, in parts, and long enough to be read by the peer.
 const SIZES: [usize; 8] = [0, 1, 100, 20_000, 50_000, 70_000, 300_000, 5_000_000];
 
+/// Two ends of a channel.
+async fn channel(address: Ipv4Addr) -> [Channel; 2] {
+    let listener = Listener::bind((address, 0)).await.unwrap();
+    let connector = Connector::new().unwrap();
+    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    [client.unwrap(), server.unwrap()]
+}
+
 /// Sends each message back.
 async fn echo(channel: Channel) {
     while let Some(message) = channel.receive().await.unwrap() {
@@ -33,10 +43,8 @@ fn channels_echo_messages_of_all_sizes() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     block_on(async {
-        let listener = Listener::bind((address, 0)).await.unwrap();
-        let connector = Connector::new().unwrap();
-        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
-        let (client, server) = (client.unwrap(), tokio::spawn(echo(server.unwrap())));
+        let [client, server] = channel(address).await;
+        let server = tokio::spawn(echo(server));
         for len in SIZES {
             client.send(&pattern(len)[..]).await.unwrap();
             assert!(*client.receive().await.unwrap().unwrap() == *pattern(len), "{len} bytes");
@@ -95,10 +103,7 @@ fn an_abort_reaches_the_peer() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     block_on(async {
-        let listener = Listener::bind((address, 0)).await.unwrap();
-        let connector = Connector::new().unwrap();
-        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
-        let (client, server) = (client.unwrap(), server.unwrap());
+        let [client, server] = channel(address).await;
         client.abort(7, "no space left");
         let error = server.receive().await.unwrap_err();
         assert!(matches!(&error, Error::Aborted { code: 7, reason } if **reason == *"no space left"), "{error}");

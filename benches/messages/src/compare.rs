@@ -1,8 +1,9 @@
 //! Measures all transports in alternating rounds.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use crate::child::Ended;
 use crate::{Measured, Result, Served};
 
 #[derive(clap::Args, Debug)]
@@ -77,16 +78,6 @@ fn row(options: &Options, pattern: &str, connections: usize, size: usize) -> Res
 
 fn rate(measured: &Measured) -> f64 {
     measured.messages as f64 / measured.seconds
-}
-
-/// Ends the process if it is still running.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn measure(

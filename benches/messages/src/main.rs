@@ -3,8 +3,12 @@
 //! Client and server are two processes. Over byte streams, a message is its length in four bytes and its bytes, by buffered
 //! readers and writers of 64 KiB.
 
+#[path = "../../service/src/child.rs"]
+mod child;
 mod compare;
 mod transport;
+#[path = "../../service/src/usage.rs"]
+mod usage;
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +16,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use transport::{Link, Listener, Transport};
+use usage::processor_seconds;
 
 pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -204,16 +209,4 @@ async fn exchange(mut link: Link, pattern: Pattern, size: usize, end: Instant) -
             Ok((count, latencies))
         }
     }
-}
-
-/// User and system time of this process in seconds: getrusage(2).
-fn processor_seconds() -> f64 {
-    // SAFETY: an all-zero `rusage` is valid, and `getrusage` only writes to it.
-    let usage = unsafe {
-        let mut usage = std::mem::zeroed::<libc::rusage>();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }

@@ -3,6 +3,7 @@
 //! Client and server are two processes. A client process has several connections with several requests in flight on each.
 
 mod bulk;
+mod child;
 mod compare;
 mod rdma;
 mod store;
