@@ -6,16 +6,19 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-use rdma_async::coop;
+use rdma_async::{Connection, coop};
+use rdma_pool::Budget;
 use rdma_safe::cm::Address;
 use rdma_safe::{Access, ExposedRegion, ProtectionDomain};
 
-use crate::engine::{Engine, Progress, Taken, Waits};
+use crate::engine::{Engine, Progress, Reserved, Waits};
 use crate::error::{Error, Result};
 use crate::message::Message;
+use crate::options::Options;
 use crate::payload::Payload;
 use crate::shared::Shared;
 use crate::waiting::Place;
+use crate::wire::{HEADER, Hello};
 
 /// A connection for messages of any size, for any number of tasks.
 ///
@@ -175,6 +178,22 @@ impl Channel {
 }
 
 impl Handle {
+    /// Starts the engine of a connection whose handshake is complete.
+    pub(crate) async fn start(options: &Options, connection: Connection, own: &Hello) -> Result<Self> {
+        let peer = own.decode(connection.private_data())?;
+        let packet = own.packet.min(peer.packet) as usize;
+        let pool = connection.pool();
+        let get = |budget, len| async move { pool.get_async(budget, len).await.map_err(rdma_async::Error::from) };
+        let control = [get(Budget::Control, HEADER).await?, get(Budget::Control, HEADER).await?];
+        let reserved = Reserved { packet: get(Budget::Sends, packet).await?, control };
+        let pd = connection.pd().clone();
+        let addresses = [connection.local_address(), connection.peer_address()];
+        let shared = Shared::new(|waker, channel| {
+            Engine::new(connection, [own, &peer], options.sends, reserved, waker, channel)
+        });
+        Ok(Handle(Arc::new(Owner { shared, addresses, pd, rendezvous_threshold: options.rendezvous_threshold })))
+    }
+
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
         self.0.shared.with(f)
     }
@@ -197,7 +216,7 @@ impl Handle {
 
     pub(crate) async fn finish(&self) -> Result<()> {
         let mut waiting = Waiting::new(self, Waits::ToSend);
-        std::future::poll_fn(|context| waiting.poll(context, |engine| Ok(engine.try_finish()?.then_some(())))).await
+        std::future::poll_fn(|context| waiting.poll(context, Engine::try_finish)).await
     }
 
     /// Ends the connection, and waits for that.
@@ -354,7 +373,7 @@ impl Future for Send<'_> {
         if let Offer::Made(number) = *offer {
             return waiting.poll(context, |engine| engine.try_answered(number));
         }
-        let sent = ready!(waiting.poll(context, |engine| Ok(engine.try_send(message, progress)?.then_some(()))));
+        let sent = ready!(waiting.poll(context, |engine| engine.try_send(message, progress)));
         *progress = Progress::default();
         Poll::Ready(sent)
     }
@@ -385,17 +404,8 @@ impl Future for Receive<'_> {
     type Output = Result<Option<Message>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(context, receive)
+        self.0.poll(context, Engine::try_receive)
     }
-}
-
-/// What a reader does with the engine.
-pub(crate) fn receive(engine: &mut Engine) -> Result<Option<Option<Message>>> {
-    Ok(match engine.try_receive()? {
-        Taken::Message(message) => Some(Some(message)),
-        Taken::End => Some(None),
-        Taken::Nothing | Taken::Offer(_) => None,
-    })
 }
 
 impl fmt::Debug for Receive<'_> {

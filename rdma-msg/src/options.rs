@@ -1,17 +1,10 @@
 //! Options of connections.
 
-use rdma_async::Connection;
-use rdma_pool::Budget;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::channel::{Handle, Owner};
 use crate::engine::READS;
-use crate::engine::{Engine, Reserved};
-use crate::error::Result;
 use crate::flow::{ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS};
-use crate::shared::Shared;
-use crate::wire::{HEADER, Hello, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
+use crate::wire::{Hello, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
 
 /// Options of channels and streams, for [`Connector`](crate::Connector) and [`Listener`](crate::Listener).
 #[derive(Clone, Debug)]
@@ -147,26 +140,4 @@ impl Options {
     pub(crate) fn transport_receives(&self) -> u32 {
         self.window + CONTROL + OFFERS
     }
-
-    /// Starts the engine of a connection whose handshake is complete.
-    pub(crate) async fn start(&self, connection: Connection, own: &Hello) -> Result<Handle> {
-        let peer = own.decode(connection.private_data())?;
-        let pool = connection.pool();
-        let reserved = Reserved {
-            packet: pool.get_async(Budget::Sends, self.packet_size.min(peer.packet) as usize).await.map_err(memory)?,
-            control: [
-                pool.get_async(Budget::Control, HEADER).await.map_err(memory)?,
-                pool.get_async(Budget::Control, HEADER).await.map_err(memory)?,
-            ],
-        };
-        let pd = connection.pd().clone();
-        let addresses = [connection.local_address(), connection.peer_address()];
-        let shared =
-            Shared::new(|waker, channel| Engine::new(connection, [own, &peer], self.sends, reserved, waker, channel));
-        Ok(Handle(Arc::new(Owner { shared, addresses, pd, rendezvous_threshold: self.rendezvous_threshold })))
-    }
-}
-
-fn memory(error: rdma_pool::Error) -> rdma_async::Error {
-    error.into()
 }

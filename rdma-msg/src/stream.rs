@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use rdma_safe::cm::Address;
 
-use crate::channel::{Flush, Handle, Statistics, Waiting, receive};
+use crate::channel::{Flush, Handle, Statistics, Waiting};
 use crate::engine::{Engine, Waits};
 use crate::error::{Error, Result};
 use crate::message::Message;
@@ -131,7 +131,7 @@ impl ReadHalf {
         match self.chunk.take() {
             Some(rest) if self.at == 0 => Ok(Some(rest)),
             Some(rest) => Ok(Some(Message::assembled(rest[self.at..].to_vec()))),
-            None => std::future::poll_fn(|context| self.waiting.poll(context, receive)).await,
+            None => std::future::poll_fn(|context| self.waiting.poll(context, Engine::try_receive)).await,
         }
     }
 
@@ -144,7 +144,7 @@ impl ReadHalf {
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<&[u8]>> {
         while self.chunk.as_ref().is_none_or(|chunk| self.at == chunk.len()) {
             (self.chunk, self.at) = (None, 0);
-            match ready!(self.waiting.poll(context, receive))? {
+            match ready!(self.waiting.poll(context, Engine::try_receive))? {
                 Some(chunk) => self.chunk = Some(chunk),
                 None => return Poll::Ready(Ok(&[])),
             }
@@ -182,9 +182,7 @@ impl WriteHalf {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let written = ready!(
-            self.waiting.poll(context, |engine| { Ok(Some(engine.try_write(bytes)?).filter(|written| *written != 0)) })
-        );
+        let written = ready!(self.waiting.poll(context, |engine| engine.try_write(bytes)));
         Poll::Ready(Ok(written?))
     }
 
@@ -195,7 +193,7 @@ impl WriteHalf {
     /// Says that this end writes no more, and waits until the peer has all bytes.
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         if self.flush.is_none() {
-            ready!(self.waiting.poll(context, |engine| Ok(engine.try_finish()?.then_some(()))))?;
+            ready!(self.waiting.poll(context, Engine::try_finish))?;
         }
         let flush = self.flush.get_or_insert_with(|| Flush::new(self.waiting.handle().clone()));
         flush.poll(context)

@@ -41,9 +41,9 @@ enum Shareable {
     Shared(Arc<Packet>),
 }
 
-/// What a reader gets.
+/// What the next frames are.
 #[derive(Debug)]
-pub(crate) enum Taken {
+enum Taken {
     Message(Message),
     /// A message is to be read from the memory of the peer.
     Offer(RemoteMemory),
@@ -202,22 +202,21 @@ impl Engine {
         Ok(self.take_read().map_or((Taken::Nothing, 0), |(message, copied)| (Taken::Message(message), copied)))
     }
 
-    /// Takes the next message.
-    pub(crate) fn try_receive(&mut self) -> Result<Taken, Error> {
+    /// Takes the next message, or learns that the peer sends no more. The outer `None` means that nothing has arrived.
+    pub(crate) fn try_receive(&mut self) -> Result<Option<Option<Message>>, Error> {
         let taken = self.take();
         self.freed.packets.append(&mut self.incoming.spent);
         if self.incoming.has_ended() {
             self.flow.peer_finished();
         }
         match taken {
-            Ok((Taken::Nothing, _)) => match &self.ended {
-                Some(ended) => Err(ended.clone()),
-                None => Ok(Taken::Nothing),
-            },
-            Ok((taken, copied)) => {
-                self.counts.statistics.messages_received += u64::from(matches!(taken, Taken::Message(_)));
+            // An offer is being read.
+            Ok((Taken::Nothing | Taken::Offer(_), _)) => self.ended_or(None),
+            Ok((Taken::End, _)) => Ok(Some(None)),
+            Ok((Taken::Message(message), copied)) => {
+                self.counts.statistics.messages_received += 1;
                 self.counts.statistics.bytes_copied += copied as u64;
-                Ok(taken)
+                Ok(Some(Some(message)))
             }
             Err(error) => {
                 self.freed.packets.extend(self.incoming.clear());

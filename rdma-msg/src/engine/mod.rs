@@ -27,7 +27,6 @@ use incoming::{Arrived, Incoming};
 use outgoing::{Outgoing, Sent};
 use reading::Reading;
 
-pub(crate) use incoming::Taken;
 pub(crate) use outgoing::Progress;
 pub(crate) use reading::READS;
 
@@ -126,7 +125,7 @@ impl Engine {
         Engine {
             waker,
             flow: Flow::new(Limits { window: own.window, peer_window: peer.window, sends }),
-            outgoing: Outgoing::new(peer, sends, reserved),
+            outgoing: Outgoing::new([own, peer], sends, reserved),
             incoming: Incoming::new(connection.receiver(), own, channel),
             connection,
             reading: None,
@@ -228,6 +227,11 @@ impl Engine {
     /// Why nothing more can be sent.
     pub(crate) fn ended(&self) -> Option<&Error> {
         self.ended.as_ref()
+    }
+
+    /// Why nothing more can be sent, as an error; otherwise `value`.
+    fn ended_or<T>(&self, value: T) -> Result<T, Error> {
+        self.ended.clone().map_or(Ok(value), Err)
     }
 
     /// Ends the channel. The first reason counts.

@@ -85,10 +85,9 @@ pub(crate) struct Progress {
 }
 
 impl Outgoing {
-    pub(super) fn new(peer: &Hello, sends: u32, reserved: Reserved) -> Self {
-        let packet = (peer.packet as usize).min(reserved.packet.capacity());
+    pub(super) fn new([own, peer]: [&Hello; 2], sends: u32, reserved: Reserved) -> Self {
         Outgoing {
-            packet,
+            packet: own.packet.min(peer.packet) as usize,
             max_message: usize::try_from(peer.message).unwrap_or(usize::MAX),
             open: None,
             spare: vec![reserved.packet],
@@ -174,21 +173,21 @@ impl Outgoing {
 }
 
 impl Engine {
-    /// Sends a message, or as much of it as there is room for. Whether the message is complete.
+    /// Sends a message, or as much of it as there is room for. `None` until the message is complete.
     ///
     /// The caller must be the first in line.
-    pub(crate) fn try_send(&mut self, payload: &Payload<'_>, progress: &mut Progress) -> Result<bool, Error> {
+    pub(crate) fn try_send(&mut self, payload: &Payload<'_>, progress: &mut Progress) -> Result<Option<()>, Error> {
         self.check_open()?;
         let (len, capacity) = (payload.len(), self.outgoing.packet - HEADER);
         if len > self.outgoing.max_message {
             return Err(Error::TooLong { len, max: self.outgoing.max_message });
         }
         if !self.place_cancellation() {
-            return Ok(false);
+            return Ok(None);
         }
         let is_long = frame_len(len) > capacity;
         loop {
-            let Some(space) = self.outgoing.space(self.connection.pool()) else { return Ok(false) };
+            let Some(space) = self.outgoing.space(self.connection.pool()) else { return Ok(None) };
             let needed = match (is_long, progress.has_begun) {
                 (false, _) => frame_len(len),
                 (true, false) => frame_len(LONG),
@@ -196,7 +195,7 @@ impl Engine {
             };
             if needed > space {
                 if !self.send_open() {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 continue;
             }
@@ -204,7 +203,7 @@ impl Engine {
                 self.outgoing.add(Kind::Whole, len, |target| payload.copy(0, target));
                 self.counts.statistics.bytes_copied += len as u64;
                 self.counts.statistics.messages_sent += 1;
-                return Ok(true);
+                return Ok(Some(()));
             }
             if !progress.has_begun {
                 let total = (len as u64).to_be_bytes();
@@ -219,7 +218,7 @@ impl Engine {
             if progress.offset == len {
                 self.outgoing.end_message();
                 self.counts.statistics.messages_sent += 1;
-                return Ok(true);
+                return Ok(Some(()));
             }
         }
     }
@@ -253,10 +252,7 @@ impl Engine {
         if self.counts.offers_answered >= offers {
             return Ok(Some(()));
         }
-        match &self.ended {
-            Some(ended) => Err(ended.clone()),
-            None => Ok(None),
-        }
+        self.ended_or(None)
     }
 
     /// Frees the memory of offers that the peer has answered.
@@ -269,11 +265,11 @@ impl Engine {
         }
     }
 
-    /// Copies bytes of a stream into packets while there is room. Returns their number.
+    /// Copies bytes of a stream into packets while there is room. Returns their number; `None` without room.
     ///
     /// The caller must be the first in line.
     #[cfg_attr(not(any(feature = "futures", feature = "tokio")), allow(dead_code, reason = "see `Stream`"))]
-    pub(crate) fn try_write(&mut self, payload: &Payload<'_>) -> Result<usize, Error> {
+    pub(crate) fn try_write(&mut self, payload: &Payload<'_>) -> Result<Option<usize>, Error> {
         self.check_open()?;
         let mut written = 0;
         while written < payload.len() {
@@ -290,26 +286,26 @@ impl Engine {
             self.counts.statistics.messages_sent += 1;
         }
         self.counts.statistics.bytes_copied += written as u64;
-        Ok(written)
+        Ok((written != 0).then_some(written))
     }
 
-    /// Says that this end sends no more. Whether that was added to a packet.
-    pub(crate) fn try_finish(&mut self) -> Result<bool, Error> {
+    /// Says that this end sends no more. `None` until that was added to a packet.
+    pub(crate) fn try_finish(&mut self) -> Result<Option<()>, Error> {
         if self.outgoing.has_finished {
-            return Ok(true);
+            return Ok(Some(()));
         }
         if self.has_left_in_order() && self.has_all_acknowledged() {
             // The peer has left in order, and misses nothing.
             self.outgoing.has_finished = true;
-            return Ok(true);
+            return Ok(Some(()));
         }
         self.check_open()?;
         if !self.place_cancellation() || !self.place(Kind::End, 0, |_| {}) {
-            return Ok(false);
+            return Ok(None);
         }
         self.outgoing.has_finished = true;
         self.outgoing.is_end_alone = self.outgoing.open.as_ref().is_some_and(|open| open.used == HEADER + FRAME);
-        Ok(true)
+        Ok(Some(()))
     }
 
     /// Says that this end sends no more, once there is room for that.
