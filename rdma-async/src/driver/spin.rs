@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub enum Idle {
     /// Spins for some microseconds, then sleeps. The default.
     ///
-    /// It spins only as long as that has recently paid off, and not while more threads are ready than there are processors.
+    /// It spins only as long as that has recently paid off. It pauses while other threads keep taking its processor.
     #[default]
     Adaptive,
     /// Sleeps at once.
@@ -27,6 +27,8 @@ pub(crate) struct Spin {
     length: Duration,
     slept_at: Option<Instant>,
     preempted: i64,
+    /// Phases in a row that found nothing, each with a preemption.
+    wasted: u32,
     /// No spinning until then, because others need the processor.
     pause_until: Option<Instant>,
     pause: Duration,
@@ -35,6 +37,9 @@ pub(crate) struct Spin {
 /// Longest phase: about what a sleep costs, with the wake-up.
 const LONGEST: Duration = Duration::from_micros(50);
 const SHORTEST: Duration = Duration::from_micros(2);
+
+/// Wasted phases in a row before a pause. A few may be due to timers and other short work, which leave time to spin.
+const WASTED: u32 = 8;
 
 /// Shortest and longest time without spinning after a preemption.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
@@ -47,6 +52,7 @@ impl Spin {
             length: LONGEST,
             slept_at: None,
             preempted: preemptions(),
+            wasted: 0,
             pause_until: None,
             pause: PAUSES[0],
         }
@@ -55,9 +61,32 @@ impl Spin {
     /// The driver had something to do.
     #[inline(always)]
     pub(crate) fn worked(&mut self) {
-        self.until = None;
+        if self.until.is_some() {
+            self.found();
+        }
         if self.slept_at.is_some() {
             self.woke();
+        }
+    }
+
+    /// Ends a phase in which the driver has found work. It has paid off, unless another thread has used up its time.
+    fn found(&mut self) {
+        if self.until.take().is_some_and(|until| Instant::now() <= until) {
+            (self.wasted, self.pause) = (0, PAUSES[0]);
+        }
+    }
+
+    /// Ends a phase in which the driver has found nothing. `preempted` is how often this thread was preempted until `now`.
+    fn wasted(&mut self, preempted: i64, now: Instant) {
+        if std::mem::replace(&mut self.preempted, preempted) == preempted {
+            self.wasted = 0;
+            return;
+        }
+        self.wasted += 1;
+        if self.wasted == WASTED {
+            self.wasted = 0;
+            self.pause_until = Some(now + self.pause);
+            self.pause = (self.pause * 2).min(PAUSES[1]);
         }
     }
 
@@ -65,6 +94,8 @@ impl Spin {
     #[cold]
     fn woke(&mut self) {
         let Some(slept_at) = self.slept_at.take() else { return };
+        // Preemptions before the sleep say nothing about the next phase.
+        self.preempted = preemptions();
         if slept_at.elapsed() < LONGEST * 2 {
             self.length = LONGEST;
         } else {
@@ -90,13 +121,7 @@ impl Spin {
         if now < until {
             return true;
         }
-        let preempted = preemptions();
-        if std::mem::replace(&mut self.preempted, preempted) != preempted {
-            self.pause_until = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(PAUSES[1]);
-        } else {
-            self.pause = (self.pause / 2).max(PAUSES[0]);
-        }
+        self.wasted(preemptions(), now);
         false
     }
 
@@ -117,5 +142,63 @@ fn preemptions() -> i64 {
         let mut usage = std::mem::zeroed::<libc::rusage>();
         libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
         usage.ru_nivcsw
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Wastes phases, each with a preemption. Returns the time after the last one.
+    fn waste(spin: &mut Spin, phases: u32, mut now: Instant) -> Instant {
+        for _ in 0..phases {
+            now += LONGEST;
+            spin.wasted(spin.preempted + 1, now);
+        }
+        now
+    }
+
+    #[test]
+    fn it_pauses_after_enough_wasted_phases_in_a_row_and_longer_each_time() {
+        let mut spin = Spin::new(Idle::Adaptive);
+        let mut now = waste(&mut spin, WASTED - 1, Instant::now());
+        assert_eq!(spin.pause_until, None);
+        spin.wasted(spin.preempted, now);
+        now = waste(&mut spin, WASTED - 1, now);
+        assert_eq!(spin.pause_until, None, "a phase without a preemption was between them");
+        spin.wasted(spin.preempted, now);
+        for millis in [1, 2, 4, 8, 16, 32, 64, 64] {
+            now = waste(&mut spin, WASTED, now);
+            assert_eq!(spin.pause_until, Some(now + Duration::from_millis(millis)));
+            waste(&mut spin, 1, now);
+            assert_eq!(spin.pause_until, Some(now + Duration::from_millis(millis)), "the next pause needs as many");
+            spin.wasted(spin.preempted, now);
+        }
+    }
+
+    #[test]
+    fn a_phase_that_pays_off_makes_up_for_wasted_ones_unless_its_time_was_over() {
+        for is_in_time in [true, false] {
+            let mut spin = Spin::new(Idle::Adaptive);
+            let now = waste(&mut spin, 3 * WASTED - 1, Instant::now());
+            let left = Duration::from_secs(3600);
+            spin.until =
+                Some(if is_in_time { Instant::now() + left } else { Instant::now() - Duration::from_micros(1) });
+            spin.worked();
+            assert_eq!(spin.until, None);
+            assert_eq!(spin.pause, if is_in_time { PAUSES[0] } else { 4 * PAUSES[0] });
+            let paused = spin.pause_until;
+            waste(&mut spin, 1, now);
+            assert_eq!(spin.pause_until == paused, is_in_time);
+        }
+    }
+
+    #[test]
+    fn preemptions_before_a_sleep_do_not_count() {
+        let mut spin = Spin::new(Idle::Adaptive);
+        spin.preempted = -1;
+        spin.sleeps();
+        spin.worked();
+        assert!(spin.preempted >= 0);
     }
 }
