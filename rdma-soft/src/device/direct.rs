@@ -113,11 +113,13 @@ struct Current {
     /// Descriptor of the channel, if packets make it readable. `None` if the descriptor is blocking: a program that finds it
     /// readable would block in `ibv_get_cq_event(3)`.
     readable: Option<Arc<Epoll>>,
-    /// Scans of the server, and those that found packets although no thread had asked for an event since the previous scan.
+    /// Scans of the server, and those that found packets although no thread had polled or asked for an event since the previous
+    /// scan.
     scans: u32,
     missed: u32,
-    /// [`Frequency::calls`] at the last scan.
+    /// [`Frequency::calls`] and [`Device::polls`] at the last scan.
     calls: u32,
+    polls: u32,
 }
 
 impl Direct {
@@ -153,7 +155,7 @@ impl Core {
         if let (Some(epoll), Some(sockets)) = (&readable, &self.direct.sockets) {
             epoll.add(sockets.fd(), 0)?;
         }
-        self.direct.current = Some(Current { channel: number, readable, scans: 0, missed: 0, calls: 0 });
+        self.direct.current = Some(Current { channel: number, readable, scans: 0, missed: 0, calls: 0, polls: 0 });
         Ok(true)
     }
 
@@ -179,8 +181,9 @@ impl Device {
         let Some(current) = &mut core.direct.current else { return false };
         current.scans += 1;
         let calls = self.frequency.calls.load(Ordering::Relaxed);
-        current.missed += u32::from(has_found && calls == current.calls);
-        current.calls = calls;
+        let polls = self.polls();
+        current.missed += u32::from(has_found && calls == current.calls && polls == current.polls);
+        (current.calls, current.polls) = (calls, polls);
         let channel = current.channel;
         let is_busy = current.scans == REVIEW_SCANS && current.missed > REVIEW_SCANS / 2;
         if current.scans == REVIEW_SCANS {
@@ -196,7 +199,8 @@ impl Device {
         false
     }
 
-    fn end_locked(&self, core: &mut Core) {
+    /// Ends the direct mode of the channel that has it.
+    pub(super) fn end_locked(&self, core: &mut Core) {
         if let Some(Current { readable: Some(epoll), .. }) = core.direct.current.take() {
             core.direct.sockets.iter().for_each(|sockets| epoll.remove(sockets.fd()));
         }
@@ -343,6 +347,8 @@ mod tests {
     use super::*;
     use crate::device::channel::Channel;
     use crate::device::link::Link;
+    use crate::device::poll_detector::PollDetector;
+    use crate::device::server::WaitSet;
     use crate::net::To;
 
     /// A device without a server thread, and a channel of it.
@@ -493,6 +499,32 @@ mod tests {
         assert!(!device.lock().direct.is_some());
         device.begin_direct(channel, now + BACKOFF);
         assert!(device.lock().direct.is_some());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_program_that_polls_takes_its_packets_later() {
+        let (device, channel, fds) = device();
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
+        let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
+        for _ in 0..2 * REVIEW_SCANS {
+            device.poll();
+            assert!(device.review_direct(&mut device.lock(), true, now));
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn the_direct_mode_ends_when_the_server_leaves_the_device_to_a_program_that_polls_all_the_time() {
+        let (device, channel, fds) = device();
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
+        sender(&device)();
+        assert!(is_readable(fds));
+        PollDetector::new(&device).idle(&device, &mut WaitSet::new());
+        assert!(!device.lock().direct.is_some());
+        assert!(!is_readable(fds), "packets wake no thread");
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod modify;
 mod net_address;
 pub(crate) mod observe;
 mod outgoing;
+mod poll_detector;
 mod polling;
 pub(crate) mod qp;
 mod queues;

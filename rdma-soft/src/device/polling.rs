@@ -67,7 +67,7 @@ impl Device {
     }
 
     /// Counts polls. A lost count does not matter.
-    fn count_polls(&self, polls: u32) {
+    pub(super) fn count_polls(&self, polls: u32) {
         let count = &self.polling.count;
         count.store(count.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
     }

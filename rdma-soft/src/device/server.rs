@@ -5,33 +5,19 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::ack_delay::ACK_DELAY;
 use super::core::{Core, Sources};
 use super::lock::Device;
 use super::observe;
+use super::poll_detector::PollDetector;
 use super::schedule;
 use super::signal::Signal;
 use crate::check;
 use crate::net::Readable;
 use crate::transport::Time;
-
-/// Interval of checks whether the program still polls. A program without a poll in this time has stopped.
-const IDLE_CHECK: Duration = Duration::from_micros(400);
-
-/// Shortest time over which polls are counted, as every packet wakes the thread.
-const MIN_SAMPLE: Duration = Duration::from_micros(200);
-
-/// Longest average interval of polls of a program that polls all the time.
-const MAX_POLL_INTERVAL: Duration = Duration::from_micros(6);
-
-/// Factor of [`MAX_POLL_INTERVAL`] under the checker.
-const CHECKED: u32 = 4;
-
-/// First and longest time for which polls are ignored after a program has stopped polling without arming. The time doubles.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
 
 /// Time between two looks for completions that nobody takes, if the checker is active.
 const WATCH: Duration = Duration::from_millis(250);
@@ -50,6 +36,8 @@ pub(crate) struct Wake {
     signal: Signal,
     /// Whether the thread is idle because the program polls.
     is_idle: AtomicBool,
+    /// How often the program was about to wait for an event.
+    waits: AtomicU32,
     /// Deadline of the thread's wait in nanoseconds. It is 0 while the thread is awake, which then checks the device before it
     /// waits again.
     until: AtomicU64,
@@ -62,6 +50,7 @@ impl Wake {
         Ok(Wake {
             signal: Signal::new()?,
             is_idle: AtomicBool::new(false),
+            waits: AtomicU32::new(0),
             until: AtomicU64::new(0),
             watched: AtomicU64::new(0),
         })
@@ -72,8 +61,30 @@ impl Wake {
         self.is_idle.load(Ordering::Relaxed)
     }
 
-    /// Ends idling, because the program stops polling.
+    /// Leaves the device to the program, unless it was about to wait since [`Wake::waits`] returned `waits`. Returns whether it
+    /// does.
+    pub(super) fn begin_idle(&self, waits: u32) -> bool {
+        self.is_idle.store(true, Ordering::SeqCst);
+        // Either this load sees the wait, or `end_idle` sees the store: both are sequentially consistent.
+        let begins = self.waits() == waits;
+        if !begins {
+            self.leave_idle();
+        }
+        begins
+    }
+
+    pub(super) fn leave_idle(&self) {
+        self.is_idle.store(false, Ordering::SeqCst);
+    }
+
+    /// How often the program was about to wait for an event.
+    pub(super) fn waits(&self) -> u32 {
+        self.waits.load(Ordering::SeqCst)
+    }
+
+    /// Ends idling, because the program is about to wait for an event.
     pub(crate) fn end_idle(&self) {
+        self.waits.fetch_add(1, Ordering::SeqCst);
         // The thread is rarely idle. A load leaves the cache line shared.
         if self.is_idle.load(Ordering::SeqCst) && self.is_idle.swap(false, Ordering::SeqCst) {
             self.signal.raise();
@@ -195,85 +206,15 @@ fn run(device: &Device) {
     serve(device);
 }
 
-/// Detects programs that poll all the time.
-struct PollDetector {
-    polls: u32,
-    since: Time,
-    /// How long polls are ignored next. Programs that wait for memory to change poll at times, but make no progress while they
-    /// wait.
-    backoff: Duration,
-    ignores_until: Time,
-}
-
-impl PollDetector {
-    /// Whether a program polls all the time.
-    fn is_polled(&mut self, device: &Device) -> bool {
-        let (polls, now) = (device.polls(), device.now());
-        let elapsed = Duration::from_nanos(now.0.saturating_sub(self.since.0));
-        if elapsed < MIN_SAMPLE {
-            return false;
-        }
-        let more = polls.wrapping_sub(self.polls);
-        (self.polls, self.since) = (polls, now);
-        // The checker makes each poll and post take longer.
-        let interval = if check::is_active() { CHECKED * MAX_POLL_INTERVAL } else { MAX_POLL_INTERVAL };
-        interval * more >= elapsed && now >= self.ignores_until
-    }
-
-    /// Stays idle while the program polls, which makes the device progress.
-    fn idle(&mut self, device: &Device, wait_set: &mut WaitSet) {
-        let wake = &device.server;
-        let start = device.now();
-        {
-            let mut core = device.lock_in_turn();
-            if core.direct.is_some() {
-                return;
-            }
-            // From here on packets do not wake the thread. Peers wake it if they get no answer: `Outbox::kick`.
-            core.disarm_wakeups();
-            wait_set.fill_idle(&core, wake);
-            wake.is_idle.store(true, Ordering::SeqCst);
-        }
-        let mut polls = device.polls();
-        let was_woken = loop {
-            match wait_set.nap(device, IDLE_CHECK) {
-                Woken::Program => break true,
-                Woken::Peer => {
-                    let mut core = device.lock_in_turn();
-                    if wait_set.has_host_event() {
-                        core.handle_host_events(device.now());
-                    }
-                    core.progress_from(device.now(), Sources::All);
-                    if !core.direct.is_some() {
-                        core.disarm_wakeups();
-                    }
-                }
-                Woken::Timeout if device.polls() == polls => break false,
-                Woken::Timeout => polls = device.polls(),
-            }
-        };
-        wake.is_idle.store(false, Ordering::SeqCst);
-        let now = device.now();
-        (self.polls, self.since) = (device.polls(), now);
-        if now >= start + self.backoff {
-            self.backoff = BACKOFF.0;
-        }
-        if !was_woken {
-            self.ignores_until = now + self.backoff;
-            self.backoff = (2 * self.backoff).min(BACKOFF.1);
-        }
-    }
-}
-
 /// Cause of a wake-up of the thread.
-enum Woken {
+pub(super) enum Woken {
     Program,
     Peer,
     Timeout,
 }
 
 /// Descriptors that the thread waits for.
-struct WaitSet {
+pub(super) struct WaitSet {
     /// The first is for wake-ups by the program. The next two are for lookups of listeners and for the ends of peer processes.
     fds: Vec<libc::pollfd>,
     /// Index of the first descriptor of each link.
@@ -283,6 +224,10 @@ struct WaitSet {
 }
 
 impl WaitSet {
+    pub(super) fn new() -> WaitSet {
+        WaitSet { fds: Vec::new(), links: Vec::new(), readable: Vec::new() }
+    }
+
     /// Collects the descriptors for packets, for room in blocked sockets, and for wake-ups.
     fn fill(&mut self, core: &Core, wake: &Wake) {
         self.links.clear();
@@ -300,7 +245,7 @@ impl WaitSet {
     }
 
     /// Collects the descriptors for wake-ups by the program and by peers on this host.
-    fn fill_idle(&mut self, core: &Core, wake: &Wake) {
+    pub(super) fn fill_idle(&mut self, core: &Core, wake: &Wake) {
         self.links.clear();
         self.fill_common(core, wake);
         self.fds.extend(
@@ -318,12 +263,12 @@ impl WaitSet {
     }
 
     /// Whether a process of this host caused an event in the last wait.
-    fn has_host_event(&self) -> bool {
+    pub(super) fn has_host_event(&self) -> bool {
         self.fds.get(1..3).is_some_and(|fds| fds.iter().any(|fd| fd.revents != 0))
     }
 
     /// Waits for at most `most`.
-    fn nap(&mut self, device: &Device, most: Duration) -> Woken {
+    pub(super) fn nap(&mut self, device: &Device, most: Duration) -> Woken {
         let deadline = device.now() + most;
         device.server.waits_until(Some(deadline));
         self.sleep(device, Some(deadline))
@@ -359,9 +304,8 @@ impl WaitSet {
 
 pub(super) fn serve(device: &Device) {
     let wake = &device.server;
-    let mut detector =
-        PollDetector { polls: device.polls(), since: device.now(), backoff: BACKOFF.0, ignores_until: Time(0) };
-    let mut wait_set = WaitSet { fds: Vec::new(), links: Vec::new(), readable: Vec::new() };
+    let mut detector = PollDetector::new(device);
+    let mut wait_set = WaitSet::new();
     let mut nap = NAPS.1;
     let mut is_first = true;
     let mut is_direct = false;
@@ -371,7 +315,7 @@ pub(super) fn serve(device: &Device) {
         if super::server_of_miri::is_ending() {
             return;
         }
-        let is_polled = !is_direct && detector.is_polled(device);
+        let is_polled = detector.is_polled(device);
         if is_polled {
             detector.idle(device, &mut wait_set);
         }
@@ -444,16 +388,12 @@ mod tests {
     use crate::faults::Faults;
     use crate::net::To;
 
-    fn wait_set() -> WaitSet {
-        WaitSet { fds: Vec::new(), links: Vec::new(), readable: Vec::new() }
-    }
-
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn an_idle_server_is_woken_by_a_peer_that_waits_for_an_answer() {
         // These devices have no server thread.
         let [device, peer] = [(); 2].map(|()| Device::new().unwrap());
-        let mut wait_set = wait_set();
+        let mut wait_set = WaitSet::new();
         let address = {
             let mut core = device.lock();
             core.disarm_wakeups();
@@ -483,7 +423,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn the_server_reads_only_readable_sockets_unless_the_program_wakes_it() {
         let device = Device::new().unwrap();
-        let mut wait_set = wait_set();
+        let mut wait_set = WaitSet::new();
         assert!(matches!(wait_set.sources(), Sources::All), "it has not waited yet");
         let address = device.lock().links[0].socket.address();
         let to = std::net::SocketAddr::new(address, crate::wire::UDP_PORT);
@@ -579,7 +519,7 @@ mod tests {
         assert!(!device.server.was_woken(), "once for all polls");
         peer.lock().progress(now);
         peer.lock().disarm_wakeups();
-        let mut wait_set = wait_set();
+        let mut wait_set = WaitSet::new();
         wait_set.fill_idle(&peer.lock(), &peer.server);
         assert!(matches!(wait_set.nap(&peer, Duration::ZERO), Woken::Timeout));
         device.lock().progress_from(deadline, Sources::All);
