@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::backlog::Backlog;
 use super::mmsg::{MESSAGES, SendMessages};
-use super::shm::encode_prefix;
+use super::shm::{Crc, encode_prefix};
 use super::shm_senders::ShmSenders;
 use super::socket::{Link, Route};
 use super::{MAX_MESSAGE, Part, To};
@@ -75,9 +75,10 @@ impl Batch {
         let len = packet_len(headers, payload);
         // A packet without a path to its destination is dropped.
         let Some(path) = path(link.address(), UDP_PORT, to.address).filter(|_| len <= MAX_MESSAGE) else { return true };
-        let seed = match &self.seed {
-            Some((last, seed)) if *last == path => *seed,
-            _ => self.seed.insert((path, IcrcSeed::new(&path))).1,
+        let seed = match (&self.seed, route) {
+            (_, Route::Shm) => None,
+            (Some((last, seed)), Route::Udp) if *last == path => Some(*seed),
+            (_, Route::Udp) => Some(self.seed.insert((path, IcrcSeed::new(&path))).1),
         };
         if !self.messages.last().is_some_and(|message| use_gso && message.can_append(to, route, len)) {
             if self.messages.len() == MESSAGES || self.bytes.len() >= BATCH_BYTES {
@@ -86,7 +87,7 @@ impl Batch {
             let start = self.bytes.len();
             self.messages.push(Message { to, route, segment: len, segments: 0, start, len: route.prefix() });
             if route == Route::Shm {
-                self.bytes.extend_from_slice(&encode_prefix(len, to.class));
+                self.bytes.extend_from_slice(&encode_prefix(len, to.class, Crc::Omitted));
             }
         }
         let Some(message) = self.messages.last_mut() else { return false };
@@ -95,7 +96,7 @@ impl Batch {
         message.segments += 1;
         message.len += len;
         // SAFETY: the caller keeps the payload valid.
-        unsafe { append(&mut self.bytes, &seed, identification, headers, payload) };
+        unsafe { append(&mut self.bytes, seed.as_ref(), identification, headers, payload) };
         true
     }
 
@@ -158,12 +159,18 @@ pub(super) fn packet_len(headers: &[u8], payload: &[Part]) -> usize {
     content.saturating_add(Header::padding(content) + ICRC)
 }
 
-/// Appends a packet with padding and CRC.
+/// Appends a packet with padding and CRC. Without a seed, the CRC is zero.
 ///
 /// # Safety
 /// The payload is valid for reads. A peer may write to exposed parts concurrently. The packet then has a mix of old and new
 /// bytes, with a matching CRC.
-pub(super) unsafe fn append(to: &mut Vec<u8>, seed: &IcrcSeed, identification: u16, headers: &[u8], payload: &[Part]) {
+pub(super) unsafe fn append(
+    to: &mut Vec<u8>,
+    seed: Option<&IcrcSeed>,
+    identification: u16,
+    headers: &[u8],
+    payload: &[Part],
+) {
     let (start, len) = (to.len(), packet_len(headers, payload));
     to.reserve(len);
     to.extend_from_slice(headers);
@@ -172,9 +179,12 @@ pub(super) unsafe fn append(to: &mut Vec<u8>, seed: &IcrcSeed, identification: u
         unsafe { part.append_to(to) };
     }
     to.resize(start + len - ICRC, 0);
-    let mut icrc = seed.begin(identification, len);
-    icrc.headers(&to[start..]);
-    to.extend_from_slice(&icrc.finish());
+    let icrc = seed.map_or([0; ICRC], |seed| {
+        let mut icrc = seed.begin(identification, len);
+        icrc.headers(&to[start..]);
+        icrc.finish()
+    });
+    to.extend_from_slice(&icrc);
 }
 
 /// Returns the path between two addresses, or `None` if their families differ.

@@ -7,7 +7,7 @@ use std::{io, mem, ptr};
 use super::Origin;
 use super::batch::path;
 use super::group::Group;
-use super::shm::split_prefix;
+use super::shm::{Crc, split_prefix};
 use super::shm_receivers::ShmReceivers;
 use super::sockaddr::SockAddr;
 use super::socket::{Socket, receive_messages};
@@ -310,6 +310,7 @@ struct Message<'a> {
     origin: Origin,
     port: u16,
     segment: usize,
+    crc: Crc,
     packets: &'a [u8],
 }
 
@@ -317,13 +318,18 @@ impl Message<'_> {
     /// Passes each packet with a valid CRC to `each`. Returns the number of other packets. `last` caches a CRC seed.
     fn deliver(&self, to: IpAddr, last: &mut Option<(Path, IcrcSeed)>, each: &mut impl FnMut(Origin, &[u8])) -> u64 {
         let Some(path) = path(self.origin.address, self.port, to) else { return 0 };
+        let packets = self.packets.chunks(self.segment);
+        if self.crc == Crc::Omitted {
+            packets.for_each(|packet| each(self.origin, packet));
+            return 0;
+        }
         let icrc_seed = match last {
             Some((of, icrc_seed)) if *of == path => *icrc_seed,
             _ => last.insert((path, IcrcSeed::new(&path))).1,
         };
         // The identifications of a message's packets count up, usually from zero.
         let (mut identification, mut damaged) = (0, 0);
-        for packet in self.packets.chunks(self.segment) {
+        for packet in packets {
             match icrc_seed.identify(identification, packet) {
                 Some(found) => {
                     identification = found.wrapping_add(1);
@@ -343,12 +349,12 @@ unsafe fn udp_message<'a>(header: &libc::msghdr, name: &SockAddr, message: &'a [
     // SAFETY: the caller's promise.
     let ControlData { segment, class, hops } = unsafe { parse_control(header) };
     let segment = segment.unwrap_or(message.len()).max(1);
-    Some(Message { origin: Origin { address, class, hops }, port, segment, packets: message })
+    Some(Message { origin: Origin { address, class, hops }, port, segment, crc: Crc::Invariant, packets: message })
 }
 
 fn shm_message(address: IpAddr, message: &[u8]) -> Option<Message<'_>> {
-    let (segment, class, packets) = split_prefix(message)?;
-    Some(Message { origin: Origin { address, class, hops: Origin::HOPS }, port: UDP_PORT, segment, packets })
+    let (segment, class, crc, packets) = split_prefix(message)?;
+    Some(Message { origin: Origin { address, class, hops: Origin::HOPS }, port: UDP_PORT, segment, crc, packets })
 }
 
 /// Control data of a message.
@@ -405,7 +411,7 @@ mod tests {
         let mut bytes = Vec::new();
         for number in 0..count {
             // SAFETY: there is no payload.
-            unsafe { append(&mut bytes, &icrc_seed, number, &vec![number as u8; len], &[]) };
+            unsafe { append(&mut bytes, Some(&icrc_seed), number, &vec![number as u8; len], &[]) };
         }
         bytes
     }

@@ -78,7 +78,7 @@ impl Outbox {
             if let Some(path) = path.filter(|_| packet_len(headers, payload) <= MAX_MESSAGE) {
                 let mut packet = Vec::new();
                 // SAFETY: the caller's promise.
-                unsafe { append(&mut packet, &IcrcSeed::new(&path), 0, headers, payload) };
+                unsafe { append(&mut packet, Some(&IcrcSeed::new(&path)), 0, headers, payload) };
                 faults.push(to, packet, now);
             }
             return;

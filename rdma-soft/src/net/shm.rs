@@ -23,20 +23,30 @@ use super::socket::check_neg;
 use super::unix::{self, AcceptError, Accepted, Reserve};
 use crate::transport::Time;
 
-/// Bytes before the packets of a message: segment size and traffic class.
+/// Bytes before the packets of a message: segment size, traffic class, and [`Crc`].
 pub(super) const PREFIX: usize = 4;
 
-/// Encodes the prefix of a message.
-pub(super) fn encode_prefix(segment: usize, class: u8) -> [u8; PREFIX] {
-    let [high, low] = (segment as u16).to_be_bytes();
-    [high, low, class, 0]
+/// What the last bytes of each packet are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Crc {
+    /// The invariant CRC. Injected faults may have damaged the packet.
+    Invariant = 0,
+    /// Zeros. Shared memory does not damage packets.
+    Omitted = 1,
 }
 
-/// Splits a message into segment size, traffic class and packets. `None` if the prefix is invalid.
-pub(super) fn split_prefix(message: &[u8]) -> Option<(usize, u8, &[u8])> {
-    let ([high, low, class, 0], packets) = message.split_first_chunk::<PREFIX>()? else { return None };
+/// Encodes the prefix of a message.
+pub(super) fn encode_prefix(segment: usize, class: u8, crc: Crc) -> [u8; PREFIX] {
+    let [high, low] = (segment as u16).to_be_bytes();
+    [high, low, class, crc as u8]
+}
+
+/// Splits a message into segment size, traffic class, kind of CRC, and packets. `None` if the prefix is invalid.
+pub(super) fn split_prefix(message: &[u8]) -> Option<(usize, u8, Crc, &[u8])> {
+    let ([high, low, class, crc], packets) = message.split_first_chunk::<PREFIX>()?;
     let segment = u16::from_be_bytes([*high, *low]).into();
-    (segment > 0).then_some((segment, *class, packets))
+    let crc = [Crc::Invariant, Crc::Omitted].into_iter().find(|known| *known as u8 == *crc)?;
+    (segment > 0).then_some((segment, *class, crc, packets))
 }
 
 /// The endpoint for same-host peers: a listening Unix socket at an IP address.
@@ -284,9 +294,11 @@ mod tests {
 
     #[test]
     fn a_prefix_round_trips() {
-        let message = [&encode_prefix(0xfe01, 0xb8)[..], b"packets"].concat();
-        assert_eq!(split_prefix(&message), Some((0xfe01, 0xb8, &b"packets"[..])));
-        for wrong in [&b""[..], b"\0\x01\0", b"\0\0\0\0packet", b"\0\x01\0\x01packet"] {
+        for crc in [Crc::Invariant, Crc::Omitted] {
+            let message = [&encode_prefix(0xfe01, 0xb8, crc)[..], b"packets"].concat();
+            assert_eq!(split_prefix(&message), Some((0xfe01, 0xb8, crc, &b"packets"[..])));
+        }
+        for wrong in [&b""[..], b"\0\x01\0", b"\0\0\0\0packet", b"\0\x01\0\x02packet"] {
             assert_eq!(split_prefix(wrong), None, "{wrong:?}");
         }
     }

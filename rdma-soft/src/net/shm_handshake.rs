@@ -20,10 +20,10 @@ use super::sockaddr::{from_bytes, to_bytes};
 use super::socket::check_neg;
 
 /// Version of the protocol: handshake, layout of the ring, and messages in it.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 /// Oldest version whose receivers understand this side.
-const OLDEST: u8 = 1;
+const OLDEST: u8 = 2;
 
 const MAGIC: [u8; 4] = *b"ring";
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::To;
-use super::shm::{ShmSender, encode_prefix};
+use super::shm::{Crc, ShmSender, encode_prefix};
 use super::socket::Link;
 use crate::transport::Time;
 
@@ -299,14 +299,14 @@ impl ShmSenders {
         self.track_backlog(index);
     }
 
-    /// Queues a packet for a connected peer. The next [`retry`](ShmSenders::retry) sends it.
+    /// Queues a packet with its CRC for a connected peer. The next [`retry`](ShmSenders::retry) sends it.
     pub(super) fn queue_packet(&mut self, to: To, packet: &[u8], now: Time) {
         let Some(index) = self.find(&to.address) else { return };
         let peer = &mut self.peers[index];
         if peer.backlog.is_empty() {
             peer.retry_at = now;
         }
-        peer.queue([&encode_prefix(packet.len(), to.class), packet].concat());
+        peer.queue([&encode_prefix(packet.len(), to.class, Crc::Invariant), packet].concat());
         self.track_backlog(index);
     }
 
