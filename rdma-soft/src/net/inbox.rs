@@ -411,7 +411,7 @@ mod tests {
         let mut bytes = Vec::new();
         for number in 0..count {
             // SAFETY: there is no payload.
-            unsafe { append(&mut bytes, Some(&icrc_seed), number, &vec![number as u8; len], &[]) };
+            unsafe { append(&mut bytes, &icrc_seed, number, &vec![number as u8; len], &[]) };
         }
         bytes
     }

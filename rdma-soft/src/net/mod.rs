@@ -64,13 +64,23 @@ impl Part {
         // SAFETY: `reserve` has made room, and the copy initialises all bytes by which the vector grows. The caller promises
         // the rest.
         unsafe {
-            let end = to.as_mut_ptr().add(to.len());
-            if self.is_exposed {
-                rdma_sys::dma::read(self.address, end, self.len);
-            } else {
-                end.copy_from_nonoverlapping(self.address, self.len);
-            }
+            self.copy_to(to.as_mut_ptr().add(to.len()));
             to.set_len(to.len() + self.len);
+        }
+    }
+
+    /// Copies the data to `to`.
+    ///
+    /// # Safety
+    /// As of [`Part::append_to`]. `to` is valid for writes of that length.
+    pub(crate) unsafe fn copy_to(&self, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.is_exposed {
+                rdma_sys::dma::read(self.address, to, self.len);
+            } else {
+                to.copy_from_nonoverlapping(self.address, self.len);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use super::batch::{Batch, append, packet_len, path};
 use super::fault_queue::FaultQueue;
 use super::mmsg::SendMessages;
 use super::shm_senders::ShmSenders;
-use super::socket::{Link, Route};
+use super::socket::Link;
 use super::{MAX_MESSAGE, Part, To};
 use crate::faults::Faults;
 use crate::transport::Time;
@@ -78,21 +78,23 @@ impl Outbox {
             if let Some(path) = path.filter(|_| packet_len(headers, payload) <= MAX_MESSAGE) {
                 let mut packet = Vec::new();
                 // SAFETY: the caller's promise.
-                unsafe { append(&mut packet, Some(&IcrcSeed::new(&path)), 0, headers, payload) };
+                unsafe { append(&mut packet, &IcrcSeed::new(&path), 0, headers, payload) };
                 faults.push(to, packet, now);
             }
             return;
         }
-        let (route, use_gso) = match self.shm_senders.connect(socket, to.address, now) {
-            true => (Route::Shm, true),
-            false => (Route::Udp, socket.supports_gso() && !self.backlog.lacks_gso),
-        };
+        if self.shm_senders.connect(socket, to.address, now) {
+            // SAFETY: the caller's promise.
+            unsafe { self.shm_senders.push(to, headers, payload, now) };
+            return;
+        }
+        let use_gso = socket.supports_gso() && !self.backlog.lacks_gso;
         // SAFETY: the caller's promise.
-        let is_full = unsafe { !self.batch.push(socket, to, headers, payload, route, use_gso) };
+        let is_full = unsafe { !self.batch.push(socket, to, headers, payload, use_gso) };
         if is_full {
             self.flush(socket, now);
             // SAFETY: the caller's promise.
-            unsafe { self.batch.push(socket, to, headers, payload, route, use_gso) };
+            unsafe { self.batch.push(socket, to, headers, payload, use_gso) };
         }
     }
 
@@ -100,6 +102,7 @@ impl Outbox {
     #[inline]
     pub(crate) fn is_idle(&self, now: Time) -> bool {
         self.batch.is_empty()
+            && self.shm_senders.has_published()
             && self.backlog.is_empty()
             && self.shm_senders.has_no_backlog()
             && self.faults.is_none()
@@ -110,15 +113,14 @@ impl Outbox {
     ///
     /// Packets that the socket does not accept are copied and sent by the next call. A destination error drops its packets.
     pub(crate) fn flush(&mut self, socket: &impl Link, now: Time) {
+        self.shm_senders.publish();
         self.release(socket, now, now);
         self.shm_senders.retry(now);
-        if self.batch.is_empty() {
-            self.shm_senders.close_idle(socket, now);
-        }
+        self.shm_senders.close_idle(socket, now);
         let was_blocked = !self.backlog.send(&mut self.buffers, socket);
         if !self.batch.is_empty() {
-            let Outbox { batch, backlog, shm_senders, buffers, .. } = self;
-            batch.send(buffers, socket, backlog, shm_senders, now);
+            let Outbox { batch, backlog, buffers, .. } = self;
+            batch.send(buffers, socket, backlog);
             // An error of the first message may concern only that message. Try the others once.
             if !was_blocked {
                 self.backlog.send(&mut self.buffers, socket);

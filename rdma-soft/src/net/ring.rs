@@ -111,6 +111,8 @@ pub(super) struct Sender {
     tail: u64,
     /// Last valid value of the receiver's position.
     head: u64,
+    /// Length of the message for which there is room.
+    reserved: usize,
 }
 
 impl Sender {
@@ -136,12 +138,23 @@ impl Sender {
         };
         // The receiver may already sleep when it maps the ring.
         mapping.control().needs_wakeup.0.store(1, Ordering::Relaxed);
-        Ok((Sender { mapping, tail: 0, head: 0 }, memory))
+        Ok((Sender { mapping, tail: 0, head: 0, reserved: 0 }, memory))
     }
 
     /// Adds a message.
     pub(super) fn add(&mut self, message: &[u8]) -> Result<(), RingError> {
-        let (control, needed) = (self.mapping.control(), entry_bytes(message.len()));
+        let to = self.reserve(message.len())?;
+        // SAFETY: the memory has this length, and is not part of a Rust object.
+        unsafe { to.copy_from_nonoverlapping(message.as_ptr(), message.len()) };
+        self.commit(message.len());
+        Ok(())
+    }
+
+    /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](Sender::commit) adds it.
+    ///
+    /// The memory is valid for writes of `len` bytes until then. What an earlier call has reserved stays in place.
+    pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, RingError> {
+        let (control, needed) = (self.mapping.control(), entry_bytes(len));
         if self.tail - self.head + needed > CAPACITY as u64 {
             let head = control.head.0.load(Ordering::Acquire);
             match self.tail.checked_sub(head) {
@@ -150,17 +163,23 @@ impl Sender {
                 _ => return Err(RingError::Broken),
             }
         }
-        let entry = self.mapping.ptr_at(self.tail);
-        // SAFETY: the message fits in the free part of the ring, which is contiguous and aligned to 8 bytes. The receiver has
-        // released these bytes. If it reads them nevertheless, it gets bytes of messages for itself, and this side does not
-        // depend on that.
-        unsafe {
-            entry.cast::<u32>().write_volatile(message.len() as u32);
-            entry.wrapping_add(LENGTH_BYTES).copy_from_nonoverlapping(message.as_ptr(), message.len());
-        }
-        self.tail += needed;
-        control.tail.0.store(self.tail, Ordering::Release);
-        Ok(())
+        self.reserved = self.reserved.max(len);
+        // The message fits in the free part of the ring, which is contiguous. The receiver has released these bytes. If it reads
+        // them nevertheless, it gets bytes of messages for itself, and this side does not depend on that.
+        Ok(self.mapping.ptr_at(self.tail).wrapping_add(LENGTH_BYTES))
+    }
+
+    /// Adds the message of `len` bytes whose memory was [reserved](Sender::reserve).
+    ///
+    /// # Panics
+    /// Fewer bytes are reserved.
+    pub(super) fn commit(&mut self, len: usize) {
+        assert!(len <= self.reserved, "{len} bytes are to be added, and {} are reserved", self.reserved);
+        // SAFETY: the entry is within the mapping, aligned to 8 bytes, and reserved.
+        unsafe { self.mapping.ptr_at(self.tail).cast::<u32>().write_volatile(len as u32) };
+        self.tail += entry_bytes(len);
+        self.reserved = 0;
+        self.mapping.control().tail.0.store(self.tail, Ordering::Release);
     }
 
     /// Whether the receiver has taken all messages. `false` if its position is invalid.
@@ -328,6 +347,27 @@ mod tests {
             }
             assert_eq!(receiver.take(&mut to), Ok(None));
         });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it maps shared memory")]
+    fn a_message_that_is_written_in_parts_arrives_when_it_is_committed() {
+        let (mut sender, mut receiver) = pair();
+        let mut to = [0; 16];
+        for round in 0..2_u8 {
+            for len in 1..=3 {
+                let memory = sender.reserve(len).unwrap();
+                // SAFETY: the memory has this length.
+                unsafe { memory.add(len - 1).write(round + len as u8) };
+                assert_eq!(receiver.take(&mut to), Ok(None));
+            }
+            sender.commit(3);
+            assert_eq!(receiver.take(&mut to), Ok(Some(3)));
+            assert_eq!(to[..3], [1, 2, 3].map(|byte| round + byte));
+        }
+        assert_eq!(sender.reserve(CAPACITY), Err(RingError::Full));
+        sender.reserve(3).unwrap();
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sender.commit(4))).is_err());
     }
 
     #[test]

@@ -182,7 +182,7 @@ pub(crate) struct ShmSender {
     ring: ring::Sender,
     /// Time of the last check that the peer exists.
     checked_at: Time,
-    /// Whether a message was added since the last [`kick`](ShmSender::kick).
+    /// Whether a message was committed since the last [`kick`](ShmSender::kick).
     has_sent_since_kick: bool,
 }
 
@@ -190,8 +190,22 @@ impl ShmSender {
     /// Adds a message to the ring.
     ///
     /// # Errors
-    /// `EAGAIN` if the ring is full. Any other error means that the peer is gone.
+    /// As of [`ShmSender::reserve`].
     pub(super) fn add(&mut self, message: &[u8], now: Time) -> io::Result<()> {
+        let to = self.reserve(message.len(), now)?;
+        // SAFETY: the memory has this length, and is not part of a Rust object.
+        unsafe { to.copy_from_nonoverlapping(message.as_ptr(), message.len()) };
+        self.commit(message.len());
+        Ok(())
+    }
+
+    /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](ShmSender::commit) adds it.
+    ///
+    /// The memory is valid for writes of `len` bytes until then. What an earlier call has reserved stays in place.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the ring is full. Any other error means that the peer is gone.
+    pub(super) fn reserve(&mut self, len: usize, now: Time) -> io::Result<*mut u8> {
         if self.ring.is_closed() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -199,11 +213,16 @@ impl ShmSender {
             self.check_alive()?;
             self.checked_at = now;
         }
-        self.has_sent_since_kick = true;
-        self.ring.add(message).map_err(|refused| match refused {
+        self.ring.reserve(len).map_err(|refused| match refused {
             RingError::Full => io::Error::from_raw_os_error(libc::EAGAIN),
             RingError::Broken => io::ErrorKind::InvalidData.into(),
         })
+    }
+
+    /// Adds the message of `len` bytes whose memory was [reserved](ShmSender::reserve).
+    pub(super) fn commit(&mut self, len: usize) {
+        self.has_sent_since_kick = true;
+        self.ring.commit(len);
     }
 
     /// Wakes the peer if it has armed its wake-up. A failure is ignored: the next check finds that the peer is gone.

@@ -5,9 +5,10 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::To;
-use super::shm::{Crc, ShmSender, encode_prefix};
+use super::batch::{MAX_SEGMENTS, packet_len};
+use super::shm::{Crc, PREFIX, ShmSender, encode_prefix};
 use super::socket::Link;
+use super::{MAX_MESSAGE, Part, To};
 use crate::transport::Time;
 
 /// Retry interval for a full ring. Nothing reports when the peer has made room.
@@ -37,6 +38,8 @@ pub(super) struct ShmSenders {
     last_used: usize,
     /// Indices of peers with a backlog.
     backlogged: Vec<usize>,
+    /// Indices of peers with an [`Open`] message.
+    open: Vec<usize>,
     /// Indices of unused entries.
     free: Vec<usize>,
     /// Time of the next check for unused rings. [`NEVER`] if there are no rings.
@@ -56,6 +59,26 @@ struct Peer {
     /// Start of the time in which the ring has been full.
     stalled_since: Option<Time>,
     retry_at: Time,
+    /// The message at the end of the ring, which is not published yet. There is no backlog then.
+    open: Option<Open>,
+}
+
+/// A message whose packets are written to the ring one after the other.
+struct Open {
+    class: u8,
+    /// Bytes of each packet. The last may be shorter.
+    segment: usize,
+    segments: usize,
+    /// Bytes of the message so far, with its prefix.
+    len: usize,
+}
+
+impl Open {
+    fn can_append(&self, class: u8, len: usize) -> bool {
+        let is_last_short = self.len - PREFIX < self.segment * self.segments;
+        let has_room = self.segments < MAX_SEGMENTS && self.len + len <= MAX_MESSAGE;
+        self.class == class && len <= self.segment && has_room && !is_last_short
+    }
 }
 
 impl Peer {
@@ -68,6 +91,7 @@ impl Peer {
             backlog_bytes: 0,
             stalled_since: None,
             retry_at: Time(0),
+            open: None,
         }
     }
 
@@ -83,20 +107,58 @@ impl Peer {
         self.sender.is_some()
     }
 
-    /// Sends a message, or queues it behind the backlog. Drops it if the peer is gone.
-    fn send(&mut self, message: &[u8], now: Time) {
+    /// Writes a packet to the ring, or queues it behind the backlog. Drops it if the peer is gone.
+    ///
+    /// # Safety
+    /// As of [`ShmSenders::push`].
+    unsafe fn push(&mut self, class: u8, headers: &[u8], payload: &[Part], now: Time) {
+        let len = packet_len(headers, payload);
+        if self.open.as_ref().is_some_and(|open| !open.can_append(class, len)) {
+            self.publish();
+        }
+        let prefix = encode_prefix(len, class, Crc::Omitted);
         if self.backlog.is_empty() {
+            let start = self.open.as_ref().map_or(PREFIX, |open| open.len);
             let Some(sender) = &mut self.sender else { return };
-            match sender.add(message, now) {
-                Ok(()) => {
+            match sender.reserve(start + len, now) {
+                Ok(message) => {
+                    let open = self.open.get_or_insert(Open { class, segment: len, segments: 0, len: PREFIX });
+                    // SAFETY: the memory of the message has room for its prefix and this packet. The caller promises the rest.
+                    unsafe {
+                        if open.segments == 0 {
+                            message.copy_from_nonoverlapping(prefix.as_ptr(), PREFIX);
+                        }
+                        write_packet(message.add(start), len, headers, payload);
+                    }
+                    open.segments += 1;
+                    open.len += len;
                     self.stalled_since = None;
                     return;
                 }
-                Err(error) if !self.should_retry(&error, now) => return,
-                Err(_) => {}
+                Err(error) => {
+                    self.publish();
+                    if !self.should_retry(&error, now) {
+                        return;
+                    }
+                }
             }
         }
-        self.queue(message.to_vec());
+        let mut message = Vec::with_capacity(PREFIX + len);
+        message.extend_from_slice(&prefix);
+        // SAFETY: the vector has room for the packet, which is written whole. The caller promises the rest.
+        unsafe {
+            write_packet(message.as_mut_ptr().add(PREFIX), len, headers, payload);
+            message.set_len(PREFIX + len);
+        }
+        self.queue(message);
+    }
+
+    /// Passes the open message to the peer, and wakes it.
+    fn publish(&mut self) {
+        if let (Some(open), Some(sender)) = (self.open.take(), &mut self.sender) {
+            sender.commit(open.len);
+            sender.wake();
+        }
     }
 
     fn queue(&mut self, message: Vec<u8>) {
@@ -122,7 +184,7 @@ impl Peer {
         if self.sender.take().is_some_and(|sender| !sender.was_opened()) {
             self.udp_until = Some(now + REFUSED_TIMEOUT);
         }
-        self.stalled_since = None;
+        (self.stalled_since, self.open) = (None, None);
     }
 
     /// Sends the backlog if it is time to retry. Returns whether the backlog is empty.
@@ -162,6 +224,7 @@ impl ShmSenders {
             indices: HashMap::new(),
             last_used: 0,
             backlogged: Vec::new(),
+            open: Vec::new(),
             free: Vec::new(),
             idle_check_at: NEVER,
         }
@@ -226,8 +289,8 @@ impl ShmSenders {
         self.last_used = usize::MAX;
     }
 
-    /// Closes rings that were not used for [`IDLE_INTERVAL`], if it is time for a check. No message may be waiting to be
-    /// [sent](ShmSenders::send).
+    /// Closes rings that were not used for [`IDLE_INTERVAL`], if it is time for a check. All packets must be
+    /// [published](ShmSenders::publish).
     ///
     /// The peer has taken all messages of a closed ring, so the messages of the next ring do not overtake any. A ring stays open
     /// while its peer is stopped. There is one timer for all rings, so an idle process is woken at most twice.
@@ -287,22 +350,43 @@ impl ShmSenders {
         self.backlogged.iter().map(|index| self.peers[*index].retry_at).chain(idle_check).min()
     }
 
-    /// Sends messages with their prefixes to a [connected](ShmSenders::connect) peer. Queues messages that are not accepted,
-    /// and drops them if the peer is gone.
-    pub(super) fn send<'a>(&mut self, to: IpAddr, messages: impl Iterator<Item = &'a [u8]>, now: Time) {
-        let Some(index) = self.find(&to) else { return };
-        let peer = &mut self.peers[index];
-        for message in messages {
-            peer.send(message, now);
+    /// Adds a packet of headers, payload, padding and a CRC of zero for a [connected](ShmSenders::connect) peer.
+    /// [`publish`](ShmSenders::publish) passes it to the peer. Queues it if it is not accepted, and drops it if the peer is gone.
+    ///
+    /// # Safety
+    /// Each part of the payload is valid for reads.
+    pub(super) unsafe fn push(&mut self, to: To, headers: &[u8], payload: &[Part], now: Time) {
+        let Some(index) = self.find(&to.address).filter(|_| packet_len(headers, payload) <= MAX_MESSAGE - PREFIX)
+        else {
+            return;
+        };
+        let was_open = self.peers[index].open.is_some();
+        // SAFETY: the caller's promise.
+        unsafe { self.peers[index].push(to.class, headers, payload, now) };
+        if self.peers[index].open.is_some() && !was_open && !self.open.contains(&index) {
+            self.open.push(index);
         }
-        peer.wake();
         self.track_backlog(index);
+    }
+
+    /// Whether [`publish`](ShmSenders::publish) would do nothing.
+    #[inline]
+    pub(super) fn has_published(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Passes all packets in the rings to the peers, and wakes the peers.
+    pub(super) fn publish(&mut self) {
+        for index in self.open.drain(..) {
+            self.peers[index].publish();
+        }
     }
 
     /// Queues a packet with its CRC for a connected peer. The next [`retry`](ShmSenders::retry) sends it.
     pub(super) fn queue_packet(&mut self, to: To, packet: &[u8], now: Time) {
         let Some(index) = self.find(&to.address) else { return };
         let peer = &mut self.peers[index];
+        peer.publish();
         if peer.backlog.is_empty() {
             peer.retry_at = now;
         }
@@ -325,5 +409,23 @@ impl ShmSenders {
     pub(super) fn retry(&mut self, now: Time) {
         let ShmSenders { peers, backlogged, .. } = self;
         backlogged.retain(|index| !peers[*index].send_backlog(now));
+    }
+}
+
+/// Writes a packet of `len` bytes, with padding, and zeros instead of a CRC.
+///
+/// # Safety
+/// `len` is the [`packet_len`] of the headers and the payload. Each part of the payload is valid for reads, and `to` for writes of
+/// `len` bytes. A peer may write to exposed parts concurrently. The packet then has a mix of old and new bytes.
+unsafe fn write_packet(to: *mut u8, len: usize, headers: &[u8], payload: &[Part]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        to.copy_from_nonoverlapping(headers.as_ptr(), headers.len());
+        let mut at = headers.len();
+        for part in payload.iter().filter(|part| part.len > 0) {
+            part.copy_to(to.add(at));
+            at += part.len;
+        }
+        to.add(at).write_bytes(0, len - at);
     }
 }

@@ -7,7 +7,7 @@ use std::{io, mem, process};
 
 use super::interface::Interface;
 use super::memory::{self, Memory};
-use super::shm::{PREFIX, Shm, ShmSender};
+use super::shm::{Shm, ShmSender};
 use crate::transport::Time;
 use crate::wire::{ICRC, UDP_PORT};
 
@@ -247,25 +247,6 @@ unsafe fn send_messages(fd: libc::c_int, messages: &mut [libc::mmsghdr]) -> io::
         match check_neg(sent) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => return result,
-        }
-    }
-}
-
-/// Route of a packet to its destination.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Route {
-    /// UDP.
-    Udp,
-    /// Shared memory between processes of one host.
-    Shm,
-}
-
-impl Route {
-    /// Bytes of the prefix before the packets of a message.
-    pub(super) const fn prefix(self) -> usize {
-        match self {
-            Route::Udp => 0,
-            Route::Shm => PREFIX,
         }
     }
 }
