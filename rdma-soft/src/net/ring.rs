@@ -142,6 +142,7 @@ impl Sender {
     }
 
     /// Adds a message.
+    #[cfg(test)]
     pub(super) fn add(&mut self, message: &[u8]) -> Result<(), RingError> {
         let to = self.reserve(message.len())?;
         // SAFETY: the memory has this length, and is not part of a Rust object.
