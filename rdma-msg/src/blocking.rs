@@ -117,7 +117,15 @@ impl Listener {
     /// # Errors
     /// Like [`Listener::bind`](crate::Listener::bind).
     pub fn bind(address: impl Into<Destination>) -> Result<Self> {
-        wait(pin!(crate::Listener::bind(address)), None).unwrap_or(Err(Error::Closed)).map(Listener)
+        Listener::bind_with(crate::Listener::builder(), address)
+    }
+
+    /// Listens for channels with the options of `builder`. Waits only while a name is resolved.
+    ///
+    /// # Errors
+    /// Like [`Listener::bind`].
+    pub fn bind_with(builder: crate::ListenerBuilder, address: impl Into<Destination>) -> Result<Self> {
+        wait(pin!(builder.bind(address)), None).unwrap_or(Err(Error::Closed)).map(Listener)
     }
 
     /// The next channel.

@@ -36,6 +36,25 @@ use crate::payload::Payload;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Codecs of tokio-util divide a stream into frames. A [`Channel`](crate::Channel) keeps messages apart without them.
+///
+/// ```no_run
+/// # #[cfg(feature = "tokio")]
+/// # async fn example() -> std::io::Result<()> {
+/// use futures_util::SinkExt;
+/// use tokio_stream::StreamExt;
+/// use tokio_util::codec::{Framed, LengthDelimitedCodec};
+///
+/// let stream = rdma_msg::connect_stream("10.0.0.2:7471").await?;
+/// let mut frames = Framed::new(stream, LengthDelimitedCodec::new());
+/// frames.send("a question".into()).await?;
+/// while let Some(answer) = frames.next().await.transpose()? {
+///     println!("{} bytes", answer.len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Stream {
     read: ReadHalf,

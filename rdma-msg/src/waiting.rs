@@ -59,8 +59,46 @@ impl Line {
     }
 }
 
+/// Wakers to call when no lock is held. Two need no allocation: usually one task sends and one receives.
+#[derive(Default)]
+pub(crate) struct Wakers {
+    first: [Option<Waker>; 2],
+    more: Vec<Waker>,
+}
+
+impl Wakers {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first[0].is_none()
+    }
+}
+
+impl Extend<Waker> for Wakers {
+    fn extend<I: IntoIterator<Item = Waker>>(&mut self, wakers: I) {
+        for waker in wakers {
+            match self.first.iter_mut().find(|place| place.is_none()) {
+                Some(place) => *place = Some(waker),
+                None => self.more.push(waker),
+            }
+        }
+    }
+}
+
+impl IntoIterator for Wakers {
+    type Item = Waker;
+    type IntoIter =
+        std::iter::Chain<std::iter::Flatten<std::array::IntoIter<Option<Waker>, 2>>, std::vec::IntoIter<Waker>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().flatten().chain(self.more)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
     use super::*;
 
     fn waker() -> Option<Waker> {
@@ -80,5 +118,28 @@ mod tests {
         assert!(line.is_next(Some(second)));
         line.wait(Some(second), waker());
         assert!(line.leave(second).is_some() && line.is_next(None));
+    }
+    #[test]
+    fn all_wakers_are_called_in_order() {
+        for count in 0..5 {
+            let alarms: Vec<_> = (0..count).map(|_| Arc::new(Alarm::default())).collect();
+            let mut wakers = Wakers::default();
+            alarms.iter().for_each(|alarm| wakers.extend([Waker::from(alarm.clone())]));
+            assert_eq!(wakers.is_empty(), count == 0);
+            for (waker, alarm) in wakers.into_iter().zip(&alarms) {
+                waker.wake();
+                assert!(alarm.0.load(Ordering::Relaxed));
+            }
+            assert!(alarms.iter().all(|alarm| alarm.0.load(Ordering::Relaxed)));
+        }
+    }
+
+    #[derive(Default)]
+    struct Alarm(AtomicBool);
+
+    impl Wake for Alarm {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
     }
 }

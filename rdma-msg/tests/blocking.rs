@@ -12,7 +12,7 @@ use support::{SOON, soft0};
 #[test]
 fn threads_exchange_messages_and_deadlines_lose_none() {
     let _soft = soft0();
-    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let listener = Listener::bind_with(rdma_msg::Listener::builder().max_message(100_000), "127.0.0.1:0").unwrap();
     let address = listener.local_address();
     let server = std::thread::spawn(move || {
         let channel = listener.accept(SOON).unwrap();
@@ -28,6 +28,8 @@ fn threads_exchange_messages_and_deadlines_lose_none() {
         channel.send(&vec![7; len][..], SOON).unwrap();
         assert!(*channel.receive(SOON).unwrap().unwrap() == *vec![7; len]);
     }
+    let error = channel.send(&[0; 100_001][..], SOON).unwrap_err();
+    assert!(matches!(error, Error::TooLong { .. }), "{error}");
     channel.finish(SOON).unwrap();
     assert!(channel.receive(SOON).unwrap().is_none());
     channel.close(SOON).unwrap();

@@ -8,10 +8,13 @@ use std::io::ErrorKind;
 use std::pin::pin;
 use std::task::Poll;
 
+use futures_util::SinkExt;
 use rdma_msg::{Connector, Error, Incompatible, Listener, ListenerBuilder, Stream};
 use support::random::Random;
 use support::{soft0, soon, until};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_stream::StreamExt;
+use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
 /// Two ends of a stream.
 async fn pair(
@@ -286,4 +289,31 @@ async fn a_shutdown_succeeds_although_the_end_of_the_peer_is_unread() {
     let mut answer = String::new();
     soon(client.read_to_string(&mut answer)).await.unwrap();
     assert_eq!(answer, "answer");
+}
+
+#[tokio::test]
+async fn frames_of_a_codec_arrive_in_both_directions() {
+    let _soft = soft0();
+    const COUNT: usize = 60;
+    let len = |number: usize| number * 7919 % 60_000;
+    let exchange = async |stream: Stream, own: u8, peers: u8| {
+        let (mut sink, mut frames) =
+            futures_util::StreamExt::split::<bytes::Bytes>(Framed::new(stream, LengthDelimitedCodec::new()));
+        let send = async {
+            for number in 0..COUNT {
+                sink.send(vec![own; len(number)].into()).await.unwrap();
+            }
+        };
+        let receive = async {
+            for number in 0..COUNT {
+                let frame = frames.next().await.unwrap().unwrap();
+                assert!(frame.len() == len(number) && frame.iter().all(|byte| *byte == peers), "{number}");
+            }
+        };
+        tokio::join!(send, receive);
+        sink.close().await.unwrap();
+        assert!(frames.next().await.is_none());
+    };
+    let [client, server] = default_pair().await;
+    soon(async { tokio::join!(exchange(client, 1, 2), exchange(server, 2, 1)) }).await;
 }

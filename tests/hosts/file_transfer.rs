@@ -2,46 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
+use crate::files::{Scratch, contents};
 use crate::network::Host;
 use crate::program::{Program, Running};
 
 /// Time limit for a transfer, including the wait until the other machine is ready.
 const LIMIT: Duration = Duration::from_secs(150);
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("hosts-{name}"));
-        fs::create_dir_all(&path).expect("the directory can be created");
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Pseudo-random contents of a file, the same on both hosts.
-fn contents(size: usize) -> Vec<u8> {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut bytes = Vec::with_capacity(size + 8);
-    while bytes.len() < size {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(size);
-    bytes
-}
 
 fn checksum(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -51,17 +22,17 @@ fn checksum(bytes: &[u8]) -> String {
 fn transfer(host: &Host, name: &str, size: usize) -> Option<String> {
     let program = Program::example("file_transfer")?;
     let scratch = Scratch::new(name);
-    let contents = contents(size);
+    let contents = contents(size, 1);
     let output = if host.is_first {
-        let output = receive(&program, &scratch.0);
+        let output = receive(&program, scratch.path());
         let mut arrived = Vec::new();
-        File::open(scratch.0.join(name))
+        File::open(scratch.path().join(name))
             .and_then(|mut file| file.read_to_end(&mut arrived))
             .expect("the file has arrived");
         assert!(arrived == contents, "{} bytes have arrived, and they differ from the file", arrived.len());
         output
     } else {
-        let file = scratch.0.join(name);
+        let file = scratch.path().join(name);
         fs::write(&file, &contents).expect("the file can be written");
         send(&program, &file, &host.peer)
     };

@@ -12,8 +12,10 @@
 
 mod barrier;
 mod capture;
+mod cat;
 mod cm;
 mod file_transfer;
+mod files;
 mod lab;
 mod network;
 #[path = "../device/support/program.rs"]

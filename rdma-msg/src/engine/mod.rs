@@ -20,7 +20,7 @@ use crate::channel::Statistics;
 use crate::error::{Error, Violation};
 use crate::flow::{Flow, Limits};
 use crate::shared::Shared;
-use crate::waiting::{Line, Place};
+use crate::waiting::{Line, Place, Wakers};
 use crate::wire::{Class, Hello};
 
 use incoming::{Arrived, Incoming};
@@ -47,7 +47,7 @@ pub(crate) struct Engine {
     /// Tasks that wait for acknowledgements.
     flushers: Line,
     /// Tasks to wake.
-    wakers: Vec<Waker>,
+    wakers: Wakers,
     freed: Freed,
     /// Whether a task that waits to send may find room.
     has_new_room: bool,
@@ -78,7 +78,7 @@ impl Counts {
 
 /// Work deferred until the engine is unlocked.
 pub(crate) struct Effects {
-    pub(crate) wakers: Vec<Waker>,
+    pub(crate) wakers: Wakers,
     pub(crate) freed: Freed,
 }
 
@@ -133,7 +133,7 @@ impl Engine {
             senders: Line::default(),
             readers: Line::default(),
             flushers: Line::default(),
-            wakers: Vec::new(),
+            wakers: Wakers::default(),
             freed: Freed::default(),
             has_new_room: false,
             counts: Counts::default(),

@@ -257,7 +257,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
             found.notify_armed(handle, &mut shared.events);
         }
     }
-    device.server.end_idle();
+    device.begin_wait();
     0
 }
 

@@ -17,8 +17,11 @@ const MIN_SAMPLE: Duration = Duration::from_micros(200);
 /// Longest average interval of polls of a program that polls all the time.
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(6);
 
-/// Shortest average interval of waits of a program that polls all the time. Each ends the idling of the server.
+/// Shortest average interval of waits of a program that polls all the time. Each wait ends the idling.
 const MIN_WAIT_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Polls after which a program that was about to wait polls again. One that sleeps has polled once or twice since it has armed.
+const POLLS_AFTER_WAIT: u32 = 64;
 
 /// Factor of [`MAX_POLL_INTERVAL`] under the checker.
 const CHECKED: u32 = 4;
@@ -49,7 +52,7 @@ impl PollDetector {
         }
     }
 
-    /// Whether a program polls all the time. One that often waits for events does not.
+    /// Whether a program polls all the time. One that sleeps, or often waits for events, does not.
     pub(super) fn is_polled(&mut self, device: &Device) -> bool {
         let (polls, now) = (device.polls(), device.now());
         let elapsed = Duration::from_nanos(now.0.saturating_sub(self.since.0));
@@ -61,7 +64,8 @@ impl PollDetector {
         (self.polls, self.waits, self.since) = (polls, waits, now);
         // The checker makes each poll and post take longer.
         let interval = if check::is_active() { CHECKED * MAX_POLL_INTERVAL } else { MAX_POLL_INTERVAL };
-        MIN_WAIT_INTERVAL * waited <= elapsed && interval * more >= elapsed && now >= self.ignores_until
+        let sleeps = polls.wrapping_sub(device.server.polls_at_wait()) < POLLS_AFTER_WAIT;
+        !sleeps && MIN_WAIT_INTERVAL * waited <= elapsed && interval * more >= elapsed && now >= self.ignores_until
     }
 
     /// Stays idle while the program polls, which makes the device progress.
@@ -127,9 +131,24 @@ mod tests {
         let device = Device::new().unwrap();
         let mut detector = PollDetector::new(&device);
         assert!(is_polled(&device, &mut detector));
-        (0..1 << 20).for_each(|_| device.server.end_idle());
+        (0..1 << 20).for_each(|_| device.begin_wait());
         assert!(!is_polled(&device, &mut detector));
         assert!(is_polled(&device, &mut detector), "it has not waited since the last sample");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_program_that_sleeps_now_does_not_poll_all_the_time() {
+        let device = Device::new().unwrap();
+        let mut detector = PollDetector::new(&device);
+        while device.now() < detector.since + MIN_SAMPLE {
+            std::hint::spin_loop();
+        }
+        device.count_polls(1 << 30);
+        device.begin_wait();
+        device.count_polls(2);
+        assert!(!detector.is_polled(&device));
+        assert!(is_polled(&device, &mut detector));
     }
 
     #[test]
@@ -140,7 +159,7 @@ mod tests {
         for waits in [true, false] {
             assert!(is_polled(&device, &mut detector));
             if waits {
-                device.server.end_idle();
+                device.begin_wait();
             }
             detector.idle(&device, &mut WaitSet::new());
             assert_eq!(detector.has_idled(), !waits);

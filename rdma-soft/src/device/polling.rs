@@ -66,6 +66,11 @@ impl Device {
         if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
+    /// The program has armed a completion queue, and is about to wait for its event.
+    pub(crate) fn begin_wait(&self) {
+        self.server.begin_wait(self.polls());
+    }
+
     /// Counts polls. A lost count does not matter.
     pub(super) fn count_polls(&self, polls: u32) {
         let count = &self.polling.count;

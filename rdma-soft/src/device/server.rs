@@ -36,8 +36,9 @@ pub(crate) struct Wake {
     signal: Signal,
     /// Whether the thread is idle because the program polls.
     is_idle: AtomicBool,
-    /// How often the program was about to wait for an event.
+    /// How often the program was about to wait for a completion event, and the number of its polls at the last time.
     waits: AtomicU32,
+    polls_at_wait: AtomicU32,
     /// Deadline of the thread's wait in nanoseconds. It is 0 while the thread is awake, which then checks the device before it
     /// waits again.
     until: AtomicU64,
@@ -51,6 +52,7 @@ impl Wake {
             signal: Signal::new()?,
             is_idle: AtomicBool::new(false),
             waits: AtomicU32::new(0),
+            polls_at_wait: AtomicU32::new(0),
             until: AtomicU64::new(0),
             watched: AtomicU64::new(0),
         })
@@ -61,11 +63,10 @@ impl Wake {
         self.is_idle.load(Ordering::Relaxed)
     }
 
-    /// Leaves the device to the program, unless it was about to wait since [`Wake::waits`] returned `waits`. Returns whether it
-    /// does.
+    /// Marks the thread as idle. Returns `false` if the program was about to wait since [`Wake::waits`] returned `waits`.
     pub(super) fn begin_idle(&self, waits: u32) -> bool {
         self.is_idle.store(true, Ordering::SeqCst);
-        // Either this load sees the wait, or `end_idle` sees the store: both are sequentially consistent.
+        // Either this load sees the wait, or `begin_wait` sees the store: both are sequentially consistent.
         let begins = self.waits() == waits;
         if !begins {
             self.leave_idle();
@@ -77,15 +78,25 @@ impl Wake {
         self.is_idle.store(false, Ordering::SeqCst);
     }
 
-    /// How often the program was about to wait for an event.
+    /// How often the program was about to wait for a completion event.
     pub(super) fn waits(&self) -> u32 {
         self.waits.load(Ordering::SeqCst)
     }
 
-    /// Ends idling, because the program is about to wait for an event.
-    pub(crate) fn end_idle(&self) {
+    /// Number of polls when the program was about to wait the last time.
+    pub(super) fn polls_at_wait(&self) -> u32 {
+        self.polls_at_wait.load(Ordering::Relaxed)
+    }
+
+    /// The program is about to wait for a completion event, after this number of polls.
+    pub(super) fn begin_wait(&self, polls: u32) {
+        self.polls_at_wait.store(polls, Ordering::Relaxed);
         self.waits.fetch_add(1, Ordering::SeqCst);
-        // The thread is rarely idle. A load leaves the cache line shared.
+        self.end_idle();
+    }
+
+    /// Ends idling.
+    pub(crate) fn end_idle(&self) {
         if self.is_idle.load(Ordering::SeqCst) && self.is_idle.swap(false, Ordering::SeqCst) {
             self.signal.raise();
         }

@@ -9,10 +9,10 @@ use super::{MAX_MESSAGE, Part, To};
 use crate::wire::{Header, ICRC, IcrcSeed, Path, UDP_PORT};
 
 /// Maximum packets per message: the limit of Linux before 6.9 (`UDP_MAX_SEGMENTS`).
-pub(super) const MAX_SEGMENTS: usize = 64;
+const MAX_SEGMENTS: usize = 64;
 
 /// Bytes after which the batch is sent. They are still in the cache, and the peer can start with them.
-const BATCH_BYTES: usize = 64 << 10;
+pub(super) const BATCH_BYTES: usize = 64 << 10;
 
 /// Messages in the order in which they are sent.
 pub(super) struct Batch {
@@ -23,22 +23,40 @@ pub(super) struct Batch {
     seed: Option<(Path, IcrcSeed)>,
 }
 
-/// Packets of one message.
-struct Message {
-    to: To,
-    /// Bytes of each packet. The last may be shorter.
+/// The packets of a message: `segment` bytes each. The last may be shorter.
+pub(super) struct Segments {
     segment: usize,
-    segments: usize,
-    start: usize,
-    len: usize,
+    count: usize,
+    bytes: usize,
 }
 
-impl Message {
-    fn can_append(&self, to: To, len: usize) -> bool {
-        let is_last_short = self.len < self.segment * self.segments;
-        let has_room = self.segments < MAX_SEGMENTS && self.len + len <= MAX_MESSAGE;
-        self.to == to && len <= self.segment && has_room && !is_last_short
+impl Segments {
+    pub(super) fn new(segment: usize) -> Segments {
+        Segments { segment, count: 0, bytes: 0 }
     }
+
+    /// Whether a packet of `len` bytes may follow, in a message of at most `most` bytes.
+    pub(super) fn fits(&self, len: usize, most: usize) -> bool {
+        let is_last_whole = self.bytes == self.segment * self.count;
+        is_last_whole && len <= self.segment && self.count < MAX_SEGMENTS && self.bytes + len <= most
+    }
+
+    pub(super) fn add(&mut self, len: usize) {
+        self.count += 1;
+        self.bytes += len;
+    }
+
+    /// Bytes of all packets.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// A message of the batch.
+struct Message {
+    to: To,
+    start: usize,
+    segments: Segments,
 }
 
 impl Batch {
@@ -73,18 +91,21 @@ impl Batch {
             Some((last, seed)) if *last == path => *seed,
             _ => self.seed.insert((path, IcrcSeed::new(&path))).1,
         };
-        if !self.messages.last().is_some_and(|message| use_gso && message.can_append(to, len)) {
+        if !self
+            .messages
+            .last()
+            .is_some_and(|message| use_gso && message.to == to && message.segments.fits(len, MAX_MESSAGE))
+        {
             if self.messages.len() == MESSAGES || self.bytes.len() >= BATCH_BYTES {
                 return false;
             }
             let start = self.bytes.len();
-            self.messages.push(Message { to, segment: len, segments: 0, start, len: 0 });
+            self.messages.push(Message { to, start, segments: Segments::new(len) });
         }
         let Some(message) = self.messages.last_mut() else { return false };
         // Linux counts the IPv4 identifications of a message's segments up from its own, which is zero with "don't fragment".
-        let identification = message.segments as u16;
-        message.segments += 1;
-        message.len += len;
+        let identification = message.segments.count as u16;
+        message.segments.add(len);
         // SAFETY: the caller keeps the payload valid.
         unsafe { append(&mut self.bytes, &seed, identification, headers, payload) };
         true
@@ -95,20 +116,20 @@ impl Batch {
         let mut sent = 0;
         if backlog.is_empty() {
             for (at, message) in self.messages.iter().enumerate() {
-                buffers.set(at, (message.to, link.interface()), self.bytes_of(message), message.segment);
+                buffers.set(at, (message.to, link.interface()), self.bytes_of(message), message.segments.segment);
             }
             // SAFETY: the batch owns the bytes, and keeps them during the call.
             sent = unsafe { buffers.send(self.messages.len(), link) }.unwrap_or(0);
         }
         for message in &self.messages[sent..] {
-            backlog.push(message.to, self.bytes_of(message).to_vec(), message.segment);
+            backlog.push(message.to, self.bytes_of(message).to_vec(), message.segments.segment);
         }
         self.bytes.clear();
         self.messages.clear();
     }
 
     fn bytes_of(&self, message: &Message) -> &[u8] {
-        &self.bytes[message.start..][..message.len]
+        &self.bytes[message.start..][..message.segments.bytes]
     }
 }
 

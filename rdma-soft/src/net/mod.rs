@@ -72,7 +72,7 @@ impl Part {
     /// Copies the data to `to`.
     ///
     /// # Safety
-    /// As of [`Part::append_to`]. `to` is valid for writes of that length.
+    /// Same as [`Part::append_to`]. `to` is valid for writes of that length.
     pub(crate) unsafe fn copy_to(&self, to: *mut u8) {
         // SAFETY: the caller's promise.
         unsafe {

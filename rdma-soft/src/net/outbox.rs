@@ -65,7 +65,8 @@ impl Outbox {
         });
     }
 
-    /// Adds a packet of headers (at most 52 bytes), payload, padding and invariant CRC. May send earlier packets.
+    /// Adds a packet of headers (at most 52 bytes), payload, padding and invariant CRC. May send earlier packets. The CRC is zero
+    /// if the packet goes through shared memory and no faults are injected.
     ///
     /// The payload is copied, because peers may write to memory that is being sent, and the packet must match its CRC. The copy
     /// is cheap: the CRC and the kernel then find the data in the cache.
@@ -102,7 +103,7 @@ impl Outbox {
     #[inline]
     pub(crate) fn is_idle(&self, now: Time) -> bool {
         self.batch.is_empty()
-            && self.shm_senders.has_published()
+            && self.shm_senders.is_published()
             && self.backlog.is_empty()
             && self.shm_senders.has_no_backlog()
             && self.faults.is_none()

@@ -153,7 +153,8 @@ impl Sender {
 
     /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](Sender::commit) adds it.
     ///
-    /// The memory is valid for writes of `len` bytes until then. What an earlier call has reserved stays in place.
+    /// The memory is valid for writes of `len` bytes until then, as long as this value. What was written after an earlier call
+    /// stays in place.
     pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, RingError> {
         let (control, needed) = (self.mapping.control(), entry_bytes(len));
         if self.tail - self.head + needed > CAPACITY as u64 {
@@ -165,8 +166,8 @@ impl Sender {
             }
         }
         self.reserved = self.reserved.max(len);
-        // The message fits in the free part of the ring, which is contiguous. The receiver has released these bytes. If it reads
-        // them nevertheless, it gets bytes of messages for itself, and this side does not depend on that.
+        // The message fits in the free part of the ring, which is contiguous. The receiver has released these bytes. It may read
+        // or write them nevertheless: they are bytes of messages for itself, and this side never reads them.
         Ok(self.mapping.ptr_at(self.tail).wrapping_add(LENGTH_BYTES))
     }
 

@@ -26,7 +26,7 @@ use crate::transport::Time;
 /// Bytes before the packets of a message: segment size, traffic class, and [`Crc`].
 pub(super) const PREFIX: usize = 4;
 
-/// What the last bytes of each packet are.
+/// Contents of the last four bytes of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Crc {
     /// The invariant CRC. Injected faults may have damaged the packet.
@@ -45,7 +45,11 @@ pub(super) fn encode_prefix(segment: usize, class: u8, crc: Crc) -> [u8; PREFIX]
 pub(super) fn split_prefix(message: &[u8]) -> Option<(usize, u8, Crc, &[u8])> {
     let ([high, low, class, crc], packets) = message.split_first_chunk::<PREFIX>()?;
     let segment = u16::from_be_bytes([*high, *low]).into();
-    let crc = [Crc::Invariant, Crc::Omitted].into_iter().find(|known| *known as u8 == *crc)?;
+    let crc = match crc {
+        0 => Crc::Invariant,
+        1 => Crc::Omitted,
+        _ => return None,
+    };
     (segment > 0).then_some((segment, *class, crc, packets))
 }
 
@@ -190,7 +194,7 @@ impl ShmSender {
     /// Adds a message to the ring.
     ///
     /// # Errors
-    /// As of [`ShmSender::reserve`].
+    /// Same as [`ShmSender::reserve`].
     pub(super) fn add(&mut self, message: &[u8], now: Time) -> io::Result<()> {
         let to = self.reserve(message.len(), now)?;
         // SAFETY: the memory has this length, and is not part of a Rust object.
@@ -201,7 +205,8 @@ impl ShmSender {
 
     /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](ShmSender::commit) adds it.
     ///
-    /// The memory is valid for writes of `len` bytes until then. What an earlier call has reserved stays in place.
+    /// The memory is valid for writes of `len` bytes until then, as long as this value. What was written after an earlier call
+    /// stays in place.
     ///
     /// # Errors
     /// `EAGAIN` if the ring is full. Any other error means that the peer is gone.

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::batch::{MAX_SEGMENTS, packet_len};
+use super::batch::{BATCH_BYTES, Segments, packet_len};
 use super::shm::{Crc, PREFIX, ShmSender, encode_prefix};
 use super::socket::Link;
 use super::{MAX_MESSAGE, Part, To};
@@ -40,6 +40,8 @@ pub(super) struct ShmSenders {
     backlogged: Vec<usize>,
     /// Indices of peers with an [`Open`] message.
     open: Vec<usize>,
+    /// Bytes of packets since all were published.
+    unpublished: usize,
     /// Indices of unused entries.
     free: Vec<usize>,
     /// Time of the next check for unused rings. [`NEVER`] if there are no rings.
@@ -63,22 +65,10 @@ struct Peer {
     open: Option<Open>,
 }
 
-/// A message whose packets are written to the ring one after the other.
+/// A message whose packets are written to the ring one after the other, behind its prefix.
 struct Open {
     class: u8,
-    /// Bytes of each packet. The last may be shorter.
-    segment: usize,
-    segments: usize,
-    /// Bytes of the message so far, with its prefix.
-    len: usize,
-}
-
-impl Open {
-    fn can_append(&self, class: u8, len: usize) -> bool {
-        let is_last_short = self.len - PREFIX < self.segment * self.segments;
-        let has_room = self.segments < MAX_SEGMENTS && self.len + len <= MAX_MESSAGE;
-        self.class == class && len <= self.segment && has_room && !is_last_short
-    }
+    segments: Segments,
 }
 
 impl Peer {
@@ -107,34 +97,19 @@ impl Peer {
         self.sender.is_some()
     }
 
-    /// Writes a packet to the ring, or queues it behind the backlog. Drops it if the peer is gone.
+    /// Writes a packet of `len` bytes to the ring, or queues it behind the backlog. Drops it if the peer is gone.
     ///
     /// # Safety
-    /// As of [`ShmSenders::push`].
-    unsafe fn push(&mut self, class: u8, headers: &[u8], payload: &[Part], now: Time) {
-        let len = packet_len(headers, payload);
-        if self.open.as_ref().is_some_and(|open| !open.can_append(class, len)) {
+    /// Same as [`write_packet`], without `to`.
+    unsafe fn push(&mut self, class: u8, len: usize, headers: &[u8], payload: &[Part], now: Time) {
+        let fits = |open: &Open| open.class == class && open.segments.fits(len, MAX_MESSAGE - PREFIX);
+        if self.open.as_ref().is_some_and(|open| !fits(open)) {
             self.publish();
         }
-        let prefix = encode_prefix(len, class, Crc::Omitted);
         if self.backlog.is_empty() {
-            let start = self.open.as_ref().map_or(PREFIX, |open| open.len);
-            let Some(sender) = &mut self.sender else { return };
-            match sender.reserve(start + len, now) {
-                Ok(message) => {
-                    let open = self.open.get_or_insert(Open { class, segment: len, segments: 0, len: PREFIX });
-                    // SAFETY: the memory of the message has room for its prefix and this packet. The caller promises the rest.
-                    unsafe {
-                        if open.segments == 0 {
-                            message.copy_from_nonoverlapping(prefix.as_ptr(), PREFIX);
-                        }
-                        write_packet(message.add(start), len, headers, payload);
-                    }
-                    open.segments += 1;
-                    open.len += len;
-                    self.stalled_since = None;
-                    return;
-                }
+            // SAFETY: the caller's promise.
+            match unsafe { self.append(class, len, headers, payload, now) } {
+                Ok(()) => return,
                 Err(error) => {
                     self.publish();
                     if !self.should_retry(&error, now) {
@@ -144,7 +119,7 @@ impl Peer {
             }
         }
         let mut message = Vec::with_capacity(PREFIX + len);
-        message.extend_from_slice(&prefix);
+        message.extend_from_slice(&encode_prefix(len, class, Crc::Omitted));
         // SAFETY: the vector has room for the packet, which is written whole. The caller promises the rest.
         unsafe {
             write_packet(message.as_mut_ptr().add(PREFIX), len, headers, payload);
@@ -153,10 +128,32 @@ impl Peer {
         self.queue(message);
     }
 
+    /// Writes a packet to the open message, or to a new one.
+    ///
+    /// # Safety
+    /// Same as [`Peer::push`].
+    ///
+    /// # Errors
+    /// Same as [`ShmSender::reserve`].
+    unsafe fn append(&mut self, class: u8, len: usize, headers: &[u8], payload: &[Part], now: Time) -> io::Result<()> {
+        let Some(sender) = &mut self.sender else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        let start = PREFIX + self.open.as_ref().map_or(0, |open| open.segments.bytes());
+        let message = sender.reserve(start + len, now)?;
+        if self.open.is_none() {
+            // SAFETY: the memory has room for the prefix.
+            unsafe { message.copy_from_nonoverlapping(encode_prefix(len, class, Crc::Omitted).as_ptr(), PREFIX) };
+        }
+        // SAFETY: the memory has room for this packet. The caller promises the rest.
+        unsafe { write_packet(message.add(start), len, headers, payload) };
+        self.open.get_or_insert(Open { class, segments: Segments::new(len) }).segments.add(len);
+        self.stalled_since = None;
+        Ok(())
+    }
+
     /// Passes the open message to the peer, and wakes it.
     fn publish(&mut self) {
         if let (Some(open), Some(sender)) = (self.open.take(), &mut self.sender) {
-            sender.commit(open.len);
+            sender.commit(PREFIX + open.segments.bytes());
             sender.wake();
         }
     }
@@ -225,6 +222,7 @@ impl ShmSenders {
             last_used: 0,
             backlogged: Vec::new(),
             open: Vec::new(),
+            unpublished: 0,
             free: Vec::new(),
             idle_check_at: NEVER,
         }
@@ -351,32 +349,36 @@ impl ShmSenders {
     }
 
     /// Adds a packet of headers, payload, padding and a CRC of zero for a [connected](ShmSenders::connect) peer.
-    /// [`publish`](ShmSenders::publish) passes it to the peer. Queues it if it is not accepted, and drops it if the peer is gone.
+    ///
+    /// It is published with [`BATCH_BYTES`], or by [`publish`](ShmSenders::publish). Queues it if it is not accepted, and drops it
+    /// if the peer is gone.
     ///
     /// # Safety
     /// Each part of the payload is valid for reads.
     pub(super) unsafe fn push(&mut self, to: To, headers: &[u8], payload: &[Part], now: Time) {
-        let Some(index) = self.find(&to.address).filter(|_| packet_len(headers, payload) <= MAX_MESSAGE - PREFIX)
-        else {
-            return;
-        };
-        let was_open = self.peers[index].open.is_some();
-        // SAFETY: the caller's promise.
-        unsafe { self.peers[index].push(to.class, headers, payload, now) };
-        if self.peers[index].open.is_some() && !was_open && !self.open.contains(&index) {
+        let len = packet_len(headers, payload);
+        let Some(index) = self.find(&to.address).filter(|_| len <= MAX_MESSAGE - PREFIX) else { return };
+        // SAFETY: this is the length of the packet. The caller promises the rest.
+        unsafe { self.peers[index].push(to.class, len, headers, payload, now) };
+        if self.peers[index].open.is_some() && !self.open.contains(&index) {
             self.open.push(index);
         }
         self.track_backlog(index);
+        self.unpublished += len;
+        if self.unpublished >= BATCH_BYTES {
+            self.publish();
+        }
     }
 
     /// Whether [`publish`](ShmSenders::publish) would do nothing.
     #[inline]
-    pub(super) fn has_published(&self) -> bool {
+    pub(super) fn is_published(&self) -> bool {
         self.open.is_empty()
     }
 
     /// Passes all packets in the rings to the peers, and wakes the peers.
     pub(super) fn publish(&mut self) {
+        self.unpublished = 0;
         for index in self.open.drain(..) {
             self.peers[index].publish();
         }

@@ -44,11 +44,20 @@ impl Program {
 
     /// An example of this workspace. `None` after printing why the test is skipped.
     pub(crate) fn example(name: &str) -> Option<Program> {
-        let file = target_dir().join("examples").join(name);
+        Program::in_file(target_dir().join("examples").join(name), &format!("--example {name}"))
+    }
+
+    /// The program of a package of this workspace. `None` after printing why the test is skipped.
+    #[allow(dead_code, reason = "only the tests between two hosts use it")]
+    pub(crate) fn of_package(name: &str) -> Option<Program> {
+        Program::in_file(target_dir().join(name), &format!("--package {name}"))
+    }
+
+    fn in_file(file: PathBuf, option: &str) -> Option<Program> {
         if file.is_file() {
             return Some(Program::Rust(file));
         }
-        skip(&format!("{} does not exist; build it with `cargo build --example {name}`", file.display()))
+        skip(&format!("{} does not exist; build it with `cargo build {option}`", file.display()))
     }
 
     pub(crate) fn start_with(&self, arguments: &[&str]) -> Running {
