@@ -21,6 +21,8 @@ pub enum Idle {
 #[derive(Debug)]
 pub(crate) struct Spin {
     idle: Idle,
+    /// Whether a phase or a sleep has begun since the driver had something to do.
+    waits: bool,
     /// The end of the current phase, once one has begun.
     until: Option<Instant>,
     /// Length of the next phase.
@@ -48,6 +50,7 @@ impl Spin {
     pub(crate) fn new(idle: Idle) -> Self {
         Spin {
             idle,
+            waits: false,
             until: None,
             length: LONGEST,
             slept_at: None,
@@ -61,19 +64,19 @@ impl Spin {
     /// The driver had something to do.
     #[inline(always)]
     pub(crate) fn worked(&mut self) {
-        if self.until.is_some() {
+        if self.waits {
             self.found();
-        }
-        if self.slept_at.is_some() {
-            self.woke();
         }
     }
 
-    /// Ends a phase in which work has arrived. The phase pays off if that was before its end.
+    /// Ends a phase or a sleep in which work has arrived. A phase pays off if that was before its end.
+    #[cold]
     fn found(&mut self) {
+        self.waits = false;
         if self.until.take().is_some_and(|until| Instant::now() <= until) {
             (self.wasted, self.pause) = (0, PAUSES[0]);
         }
+        self.woke();
     }
 
     /// Counts a phase that found nothing. `preempted` is how often other threads took the processor until `now`.
@@ -90,8 +93,7 @@ impl Spin {
         }
     }
 
-    /// Adapts the length: a phase pays off if it would have replaced the sleep that has just ended.
-    #[cold]
+    /// Adapts the length: a phase would have paid off if it had replaced the sleep that has just ended.
     fn woke(&mut self) {
         let Some(slept_at) = self.slept_at.take() else { return };
         // Preemptions before the sleep say nothing about the next phase.
@@ -115,7 +117,7 @@ impl Spin {
             if self.pause_until.is_some_and(|until| now < until) {
                 return false;
             }
-            self.until = Some(now + self.length);
+            (self.waits, self.until) = (true, Some(now + self.length));
             return true;
         };
         if now < until {
@@ -131,7 +133,7 @@ impl Spin {
         self.until = None;
         // The other ways have no length to adapt.
         if self.idle == Idle::Adaptive {
-            self.slept_at = Some(Instant::now());
+            (self.waits, self.slept_at) = (true, Some(Instant::now()));
         }
     }
 }
@@ -184,6 +186,7 @@ mod tests {
         for is_in_time in [true, false] {
             let mut spin = Spin::new(Idle::Adaptive);
             let now = waste(&mut spin, 3 * WASTED - 1, Instant::now());
+            spin.waits = true;
             let left = Duration::from_secs(3600);
             spin.until =
                 Some(if is_in_time { Instant::now() + left } else { Instant::now() - Duration::from_micros(1) });
