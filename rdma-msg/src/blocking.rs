@@ -120,7 +120,8 @@ impl Listener {
         Listener::bind_with(crate::Listener::builder(), address)
     }
 
-    /// Listens for channels with the options of `builder`. Waits only while a name is resolved.
+    /// Listens for channels with the options of [`Listener::builder`](crate::Listener::builder). Waits only while a name is
+    /// resolved.
     ///
     /// # Errors
     /// Like [`Listener::bind`].

@@ -129,7 +129,7 @@ fn run(effects: Option<Effects>) {
     let Some(Effects { wakers, freed }) = effects else { return };
     // First, so that a task that waits for it finds its memory free.
     drop(freed);
-    for waker in wakers {
+    for waker in wakers.into_all() {
         // A waker that panics keeps no other task from going on.
         let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
     }

@@ -70,6 +70,11 @@ impl Wakers {
     pub(crate) fn is_empty(&self) -> bool {
         self.first[0].is_none()
     }
+
+    /// All wakers, in order.
+    pub(crate) fn into_all(self) -> impl Iterator<Item = Waker> {
+        self.first.into_iter().flatten().chain(self.more)
+    }
 }
 
 impl Extend<Waker> for Wakers {
@@ -80,16 +85,6 @@ impl Extend<Waker> for Wakers {
                 None => self.more.push(waker),
             }
         }
-    }
-}
-
-impl IntoIterator for Wakers {
-    type Item = Waker;
-    type IntoIter =
-        std::iter::Chain<std::iter::Flatten<std::array::IntoIter<Option<Waker>, 2>>, std::vec::IntoIter<Waker>>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.first.into_iter().flatten().chain(self.more)
     }
 }
 
@@ -119,6 +114,7 @@ mod tests {
         line.wait(Some(second), waker());
         assert!(line.leave(second).is_some() && line.is_next(None));
     }
+
     #[test]
     fn all_wakers_are_called_in_order() {
         for count in 0..5 {
@@ -126,7 +122,7 @@ mod tests {
             let mut wakers = Wakers::default();
             alarms.iter().for_each(|alarm| wakers.extend([Waker::from(alarm.clone())]));
             assert_eq!(wakers.is_empty(), count == 0);
-            for (waker, alarm) in wakers.into_iter().zip(&alarms) {
+            for (waker, alarm) in wakers.into_all().zip(&alarms) {
                 waker.wake();
                 assert!(alarm.0.load(Ordering::Relaxed));
             }

@@ -21,7 +21,7 @@ pub enum Idle {
 #[derive(Debug)]
 pub(crate) struct Spin {
     idle: Idle,
-    /// Whether a phase or a sleep has begun since the driver had something to do.
+    /// Whether a phase or a sleep has begun since the driver had something to do. A sweep that finds work looks at this flag only.
     waits: bool,
     /// The end of the current phase, once one has begun.
     until: Option<Instant>,

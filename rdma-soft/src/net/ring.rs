@@ -142,10 +142,9 @@ impl Sender {
     }
 
     /// Adds a message.
-    #[cfg(test)]
     pub(super) fn add(&mut self, message: &[u8]) -> Result<(), RingError> {
         let to = self.reserve(message.len())?;
-        // SAFETY: the memory has this length, and is not part of a Rust object.
+        // SAFETY: the memory is valid for writes of this length. It is never borrowed, so it does not overlap the message.
         unsafe { to.copy_from_nonoverlapping(message.as_ptr(), message.len()) };
         self.commit(message.len());
         Ok(())
@@ -153,8 +152,7 @@ impl Sender {
 
     /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](Sender::commit) adds it.
     ///
-    /// The memory is valid for writes of `len` bytes until then, as long as this value. What was written after an earlier call
-    /// stays in place.
+    /// Until then, `len` bytes may be written there. Bytes that were written before stay. The memory exists as long as this value.
     pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, RingError> {
         let (control, needed) = (self.mapping.control(), entry_bytes(len));
         if self.tail - self.head + needed > CAPACITY as u64 {

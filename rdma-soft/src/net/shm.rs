@@ -196,21 +196,24 @@ impl ShmSender {
     /// # Errors
     /// Same as [`ShmSender::reserve`].
     pub(super) fn add(&mut self, message: &[u8], now: Time) -> io::Result<()> {
-        let to = self.reserve(message.len(), now)?;
-        // SAFETY: the memory has this length, and is not part of a Rust object.
-        unsafe { to.copy_from_nonoverlapping(message.as_ptr(), message.len()) };
-        self.commit(message.len());
-        Ok(())
+        self.check(now)?;
+        self.has_sent_since_kick = true;
+        self.ring.add(message).map_err(refusal)
     }
 
     /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](ShmSender::commit) adds it.
     ///
-    /// The memory is valid for writes of `len` bytes until then, as long as this value. What was written after an earlier call
-    /// stays in place.
+    /// Until then, `len` bytes may be written there. Bytes that were written before stay. The memory exists as long as this value.
     ///
     /// # Errors
     /// `EAGAIN` if the ring is full. Any other error means that the peer is gone.
     pub(super) fn reserve(&mut self, len: usize, now: Time) -> io::Result<*mut u8> {
+        self.check(now)?;
+        self.ring.reserve(len).map_err(refusal)
+    }
+
+    /// Checks from time to time that the peer exists, and always that it takes messages.
+    fn check(&mut self, now: Time) -> io::Result<()> {
         if self.ring.is_closed() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -218,10 +221,7 @@ impl ShmSender {
             self.check_alive()?;
             self.checked_at = now;
         }
-        self.ring.reserve(len).map_err(|refused| match refused {
-            RingError::Full => io::Error::from_raw_os_error(libc::EAGAIN),
-            RingError::Broken => io::ErrorKind::InvalidData.into(),
-        })
+        Ok(())
     }
 
     /// Adds the message of `len` bytes whose memory was [reserved](ShmSender::reserve).
@@ -276,6 +276,14 @@ impl ShmSender {
         // SAFETY: the array has one valid entry. `revents` has the result.
         unsafe { libc::poll(&raw mut poll, 1, 0) };
         if poll.revents == 0 { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    }
+}
+
+/// The error of [`ShmSender::reserve`].
+fn refusal(error: RingError) -> io::Error {
+    match error {
+        RingError::Full => io::Error::from_raw_os_error(libc::EAGAIN),
+        RingError::Broken => io::ErrorKind::InvalidData.into(),
     }
 }
 

@@ -143,7 +143,8 @@ impl Peer {
             // SAFETY: the memory has room for the prefix.
             unsafe { message.copy_from_nonoverlapping(encode_prefix(len, class, Crc::Omitted).as_ptr(), PREFIX) };
         }
-        // SAFETY: the memory has room for this packet. The caller promises the rest.
+        // SAFETY: the memory has room for this packet. No other code of this process accesses it, and what the peer writes there is
+        // never read here. The caller promises the rest.
         unsafe { write_packet(message.add(start), len, headers, payload) };
         self.open.get_or_insert(Open { class, segments: Segments::new(len) }).segments.add(len);
         self.stalled_since = None;

@@ -73,14 +73,17 @@ fn parse_checked(datagram: &[u8]) -> (u32, usize) {
 
 /// Sends packets of these lengths, numbered from zero.
 fn send(outbox: &mut Outbox, socket: &Socket, to: IpAddr, lens: &[usize], now: Time) {
-    let payloads: Vec<Vec<u8>> = (0..).zip(lens).map(|(psn, len)| payload(psn, *len)).collect();
-    for (psn, payload) in (0..).zip(&payloads) {
-        // SAFETY: the payload is valid.
-        unsafe {
-            outbox.push(socket, self::to(to), &header(psn, payload.len()).encode(payload.len()), &[part(payload)], now);
-        }
+    for (psn, len) in (0..).zip(lens) {
+        push(outbox, socket, to, psn, *len, now);
     }
     outbox.flush(socket, now);
+}
+
+/// Adds a packet without flushing.
+fn push(outbox: &mut Outbox, socket: &Socket, to: IpAddr, psn: u32, len: usize, now: Time) {
+    let payload = payload(psn, len);
+    // SAFETY: the payload is valid during the call, which copies it.
+    unsafe { outbox.push(socket, self::to(to), &header(psn, len).encode(len), &[part(&payload)], now) };
 }
 
 /// Locked for writing while a process is started.

@@ -419,23 +419,16 @@ fn a_peer_without_versions_gets_its_first_packet_over_udp() {
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 }
 
-/// Adds a packet without flushing.
-fn push(outbox: &mut Outbox, from: &Socket, to: &Socket, psn: u32, len: usize) {
-    let (headers, payload) = (header(psn, len).encode(len), payload(psn, len));
-    // SAFETY: the payload outlives the call.
-    unsafe { outbox.push(from, super::to(to.address()), &headers, &[part(&payload)], START) };
-}
-
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn packets_for_one_peer_do_not_wait_until_all_others_have_theirs() {
     let (from, first, second) = (open(), open(), open());
     let (mut outbox, mut inbox) = (Outbox::new(Faults::default()), Inbox::new());
-    push(&mut outbox, &from, &first, 0, 64);
+    push(&mut outbox, &from, first.address(), 0, 64, START);
     assert!(!inbox.receive(&first, |_, _| {}));
-    (0..15).for_each(|psn| push(&mut outbox, &from, &second, psn, 4096));
+    (0..15).for_each(|psn| push(&mut outbox, &from, second.address(), psn, 4096, START));
     assert!(!inbox.receive(&first, |_, _| {}));
-    push(&mut outbox, &from, &second, 15, 4096);
+    push(&mut outbox, &from, second.address(), 15, 4096, START);
     assert_eq!(received(&mut inbox, &first, 1), [(0, 64)]);
     outbox.flush(&from, START);
     assert_eq!(received(&mut Inbox::new(), &second, 16), numbered(&[4096; 16]));
@@ -448,15 +441,15 @@ fn packets_of_a_peer_that_leaves_before_they_are_sent_reach_no_other() {
     let (from, leaving, staying, late) = (open(), open(), open(), open());
     let (mut outbox, mut inbox) = (Outbox::new(Faults::default()), Inbox::new());
     for psn in 0..3 {
-        push(&mut outbox, &from, &leaving, psn, 100);
-        push(&mut outbox, &from, &staying, psn, 200);
+        push(&mut outbox, &from, leaving.address(), psn, 100, START);
+        push(&mut outbox, &from, staying.address(), psn, 200, START);
     }
     drop(leaving);
     let mut own = Inbox::new();
     own.receive(&from, |_, _| {});
     own.take_closed_senders().for_each(|number| outbox.handle_closed_sender(number, START));
     // The new peer gets the place of the one that has left.
-    push(&mut outbox, &from, &late, 0, 300);
+    push(&mut outbox, &from, late.address(), 0, 300, START);
     outbox.flush(&from, START);
     assert_eq!(received(&mut inbox, &staying, 3), numbered(&[200; 3]));
     assert_eq!(received(&mut Inbox::new(), &late, 1), [(0, 300)]);
@@ -467,11 +460,11 @@ fn packets_of_a_peer_that_leaves_before_they_are_sent_reach_no_other() {
 fn packets_before_a_change_of_faults_are_not_overtaken() {
     let (from, to) = (open(), open());
     let mut outbox = Outbox::new(Faults::default());
-    push(&mut outbox, &from, &to, 0, 100);
+    push(&mut outbox, &from, to.address(), 0, 100, START);
     outbox.set_faults(&from, "seed=1,dup=0.000001".parse().unwrap(), START);
-    push(&mut outbox, &from, &to, 1, 200);
+    push(&mut outbox, &from, to.address(), 1, 200, START);
     outbox.set_faults(&from, Faults::default(), START);
-    push(&mut outbox, &from, &to, 2, 300);
+    push(&mut outbox, &from, to.address(), 2, 300, START);
     outbox.flush(&from, START);
     assert_eq!(received(&mut Inbox::new(), &to, 3), numbered(&[100, 200, 300]));
 }
