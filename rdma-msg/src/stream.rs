@@ -42,13 +42,14 @@ use crate::payload::Payload;
 /// ```no_run
 /// # #[cfg(feature = "tokio")]
 /// # async fn example() -> std::io::Result<()> {
+/// use bytes::Bytes;
 /// use futures_util::SinkExt;
 /// use tokio_stream::StreamExt;
 /// use tokio_util::codec::{Framed, LengthDelimitedCodec};
 ///
 /// let stream = rdma_msg::connect_stream("10.0.0.2:7471").await?;
 /// let mut frames = Framed::new(stream, LengthDelimitedCodec::new());
-/// frames.send("a question".into()).await?;
+/// frames.send(Bytes::from("a question")).await?;
 /// while let Some(answer) = frames.next().await.transpose()? {
 ///     println!("{} bytes", answer.len());
 /// }
