@@ -14,7 +14,7 @@ use crate::driver::queue::Queue;
 use crate::operation::{Operation, OwnedOperation};
 use crate::receive::{Message, Receive, Receiver};
 use crate::request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
-use crate::{Batch, Driver, Error, Result, Sharing, Threads, trace};
+use crate::{Batch, Deadline, Driver, Error, Result, Sharing, Threads, trace};
 
 /// A reliable connection, for any number of tasks.
 ///
@@ -199,6 +199,24 @@ impl<S: Sharing> Connection<S> {
     #[must_use]
     pub fn receiver(&self) -> Receiver<S> {
         Receiver::new(self.inner.clone())
+    }
+
+    /// Reserves further [shared receives](crate::SharedReceives): the peer may send as many messages more. False if there are not as
+    /// many, or if the connection has its own receives.
+    #[must_use]
+    pub fn reserve_receives(&self, messages: u32) -> bool {
+        self.inner.queue.reserve_receives(self.inner.key, messages)
+    }
+
+    /// Releases shared receives for other connections: from now on, the peer sends as many messages less.
+    pub fn release_receives(&self, messages: u32) {
+        self.inner.queue.release_receives(self.inner.key, messages);
+    }
+
+    /// A deadline that the driver keeps, for protocols that work with any runtime.
+    #[must_use]
+    pub fn deadline(&self) -> Deadline<S> {
+        Deadline::new(&self.inner.driver.shared.events)
     }
 
     /// A buffer of `len` bytes to send, once there is one.

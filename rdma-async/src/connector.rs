@@ -4,7 +4,7 @@ use rdma_safe::{ProtectionDomain, cm};
 
 use crate::opening::{Plan, complete, post_receives_in};
 use crate::options::{Options, setters};
-use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads};
+use crate::{Connection, Destination, Driver, Error, Result, SharedReceives, Sharing, Threads};
 
 /// Connects to addresses.
 ///
@@ -15,6 +15,7 @@ pub struct Connector<S: Sharing = Threads> {
     pub(crate) driver: Driver<S>,
     connector: cm::Connector,
     pub(crate) options: Options,
+    pub(crate) shared: Option<SharedReceives<S>>,
 }
 
 impl Connector {
@@ -31,12 +32,18 @@ impl<S: Sharing> Connector<S> {
     /// A connector with this driver.
     pub fn with_driver(driver: &Driver<S>) -> Self {
         let connector = cm::Connector::new().devices(&driver.shared.devices);
-        Connector { driver: driver.clone(), connector, options: Options::default() }
+        Connector { driver: driver.clone(), connector, options: Options::default(), shared: None }
     }
 
     setters!(
         "At most 56 bytes that the request carries, for the [private data](crate::Connection::private_data) of the peer."
     );
+
+    /// Connections share these receives with others. Each reserves [`receives`](Connector::receives) of them.
+    pub fn shared_receives(mut self, shared: &SharedReceives<S>) -> Self {
+        self.shared = Some(shared.clone());
+        self
+    }
 
     /// Uses this domain for connections on its device, instead of opening the device.
     pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
@@ -70,7 +77,7 @@ impl<S: Sharing> Connector<S> {
         let events = &self.driver.shared.events;
         let resolving = self.connector.clone().timeout(self.options.timeout).start_resolve(address)?;
         let route = complete::<S, _>(events, resolving).await?;
-        let plan = Plan::new(&self.driver, &self.options, route.pd()).await?;
+        let plan = Plan::new(&self.driver, &self.options, self.shared.as_ref(), route.pd()).await?;
         let private_data = &self.options.private_data;
         let opening = plan.start(|builder, set, receives| {
             let handshake = route.start_connect_in(builder, set, private_data)?;

@@ -31,6 +31,20 @@ pub enum Error {
     /// There is no memory for the connection.
     #[error(transparent)]
     Memory(Arc<PoolError>),
+    /// Connections have reserved all shared receives.
+    #[error(
+        "{wanted} receives are wanted, and not as many of {messages} shared ones are free: \
+         close connections, or raise the number of SharedReceives"
+    )]
+    NoReceives {
+        /// Receives that the connection needs.
+        wanted: u32,
+        /// Shared receives on the device.
+        messages: u32,
+    },
+    /// The peer has sent more messages than the connection has reserved of the shared receives.
+    #[error("the peer has sent more messages than its connection has reserved of the shared receives")]
+    ReceivesExceeded,
     /// The name of the peer cannot be resolved.
     #[error("cannot resolve the name: {0}")]
     Name(#[source] Arc<std::io::Error>),

@@ -14,7 +14,7 @@ use crate::driver::events::Source;
 use crate::opening::{Opening, Plan, post_receives};
 use crate::options::{Options, setters};
 use crate::sharing::Lock;
-use crate::{Connection, Destination, Driver, Error, Result, Sharing, Threads, trace};
+use crate::{Connection, Destination, Driver, Error, Result, SharedReceives, Sharing, Threads, trace};
 
 /// Listens at an address for connections.
 ///
@@ -38,6 +38,7 @@ pub struct Listener<S: Sharing = Threads> {
     acceptors: Arc<Acceptors>,
     driver: Driver<S>,
     options: Options,
+    shared: Option<SharedReceives<S>>,
     local: Address,
 }
 
@@ -121,6 +122,7 @@ impl Drop for Acceptor<'_> {
 pub struct ListenerBuilder<S: Sharing = Threads> {
     driver: Option<Driver<S>>,
     options: Options,
+    shared: Option<SharedReceives<S>>,
     backlog: u32,
     pd: Option<ProtectionDomain>,
 }
@@ -138,7 +140,7 @@ impl Listener {
 
     /// Options, for the driver of the current runtime.
     pub fn builder() -> ListenerBuilder {
-        ListenerBuilder { driver: None, options: Options::default(), backlog: 128, pd: None }
+        ListenerBuilder { driver: None, options: Options::default(), shared: None, backlog: 128, pd: None }
     }
 }
 
@@ -155,10 +157,10 @@ impl ListenerBuilder {
         self.bind_with(driver, address).await
     }
 
-    /// Uses this driver, of one thread or of any.
+    /// Uses this driver, of one thread or of any. Call it before [`ListenerBuilder::shared_receives`].
     pub fn driver<S: Sharing>(self, driver: &Driver<S>) -> ListenerBuilder<S> {
         let ListenerBuilder { options, backlog, pd, .. } = self;
-        ListenerBuilder { driver: Some(driver.clone()), options, backlog, pd }
+        ListenerBuilder { driver: Some(driver.clone()), options, shared: None, backlog, pd }
     }
 }
 
@@ -177,6 +179,13 @@ impl<S: Sharing> ListenerBuilder<S> {
     setters!(
         "At most 196 bytes that the reply carries, for the [private data](crate::Connection::private_data) of the peer."
     );
+
+    /// Connections share these receives with others. Each reserves [`receives`](ListenerBuilder::receives) of them, and its
+    /// request is rejected if there are not as many.
+    pub fn shared_receives(mut self, shared: &SharedReceives<S>) -> Self {
+        self.shared = Some(shared.clone());
+        self
+    }
 
     /// Requests that wait to be accepted; 128 by default. Further ones are dropped, and retried by the peers.
     pub fn backlog(mut self, requests: u32) -> Self {
@@ -210,7 +219,7 @@ impl<S: Sharing> ListenerBuilder<S> {
         let local = listener.local_address();
         let state = S::cell(State { listener, opening: Vec::new(), failed: 0 });
         let acceptors = Arc::new(Acceptors(Threads::cell(Wakers::default())));
-        Ok(Listener { source, state, acceptors, driver, options: self.options, local })
+        Ok(Listener { source, state, acceptors, driver, options: self.options, shared: self.shared, local })
     }
 }
 
@@ -312,7 +321,7 @@ impl<S: Sharing> Listener<S> {
 
     fn start(&self, request: Request) -> Result<Opening<S>> {
         let pd = request.pd()?;
-        let plan = match Plan::try_new(&self.driver, &self.options, &pd) {
+        let plan = match Plan::try_new(&self.driver, &self.options, self.shared.as_ref(), &pd) {
             Ok(plan) => plan,
             Err(error) => {
                 let reason = error.to_string();

@@ -13,7 +13,8 @@ use crate::connection::{Facts, Inner};
 use crate::driver::events::{Deadline, Events, Source};
 use crate::driver::queue::Queue;
 use crate::options::Options;
-use crate::{Connection, Driver, Error, Result, Sharing, trace};
+use crate::receives::Receives;
+use crate::{Connection, Driver, Error, Result, SharedReceives, Sharing, trace};
 
 /// Advances a handshake that needs no endpoint until it is complete.
 pub(crate) async fn complete<S: Sharing, T>(events: &S::Rc<Events<S>>, mut handshake: Handshake<T>) -> Result<T>
@@ -43,38 +44,76 @@ pub(crate) struct Plan<S: Sharing> {
     pub(crate) options: Options,
     pub(crate) pd: ProtectionDomain,
     pool: Pool,
-    receives: Vec<Buffer>,
+    /// Until the endpoint is built.
+    receives: Option<Receives<S>>,
+    /// The memory of own receives.
+    buffers: Vec<Buffer>,
 }
 
 impl<S: Sharing> Plan<S> {
-    /// Takes memory for the receives from the pool, once there is some.
-    pub(crate) async fn new(driver: &Driver<S>, options: &Options, pd: &ProtectionDomain) -> Result<Self> {
-        let pool = driver.pool(pd)?;
-        let mut receives = Vec::with_capacity(options.receives as usize);
-        for _ in 0..options.receives {
-            receives.push(pool.get_async(Budget::Receives, options.message_size).await?);
+    /// Takes memory for the receives from the pool, once there is some. Shared receives are reserved instead.
+    pub(crate) async fn new(
+        driver: &Driver<S>,
+        options: &Options,
+        shared: Option<&SharedReceives<S>>,
+        pd: &ProtectionDomain,
+    ) -> Result<Self> {
+        let mut plan = Plan::without_memory(driver, options, shared, pd)?;
+        for _ in 0..plan.own_receives() {
+            plan.buffers.push(plan.pool.get_async(Budget::Receives, options.message_size).await?);
         }
-        Ok(Plan { driver: driver.clone(), options: options.clone(), pd: pd.clone(), pool, receives })
+        Ok(plan)
     }
 
     /// Like [`Plan::new`], without waiting.
-    pub(crate) fn try_new(driver: &Driver<S>, options: &Options, pd: &ProtectionDomain) -> Result<Self> {
-        let pool = driver.pool(pd)?;
-        let take = |_| pool.try_get(Budget::Receives, options.message_size);
-        let receives = (0..options.receives).map(take).collect::<Result<_, _>>()?;
-        Ok(Plan { driver: driver.clone(), options: options.clone(), pd: pd.clone(), pool, receives })
+    pub(crate) fn try_new(
+        driver: &Driver<S>,
+        options: &Options,
+        shared: Option<&SharedReceives<S>>,
+        pd: &ProtectionDomain,
+    ) -> Result<Self> {
+        let mut plan = Plan::without_memory(driver, options, shared, pd)?;
+        let take = |_| plan.pool.try_get(Budget::Receives, options.message_size);
+        plan.buffers = (0..plan.own_receives()).map(take).collect::<Result<_, _>>()?;
+        Ok(plan)
     }
 
-    fn builder(&self) -> EndpointBuilder<'_> {
-        let Options { sends, receives, send_elements, keepalive, .. } = self.options;
-        Endpoint::builder(&self.pd)
+    fn without_memory(
+        driver: &Driver<S>,
+        options: &Options,
+        shared: Option<&SharedReceives<S>>,
+        pd: &ProtectionDomain,
+    ) -> Result<Self> {
+        let pool = driver.pool(pd)?;
+        let receives = match shared {
+            Some(shared) => Receives::Shared(shared.reserve(pd, options.receives)?),
+            None => Receives::Own(options.receives),
+        };
+        let (driver, options, pd) = (driver.clone(), options.clone(), pd.clone());
+        Ok(Plan { driver, options, pd, pool, receives: Some(receives), buffers: Vec::new() })
+    }
+
+    fn own_receives(&self) -> u32 {
+        match &self.receives {
+            Some(Receives::Own(receives)) => *receives,
+            _ => 0,
+        }
+    }
+
+    fn builder(&self, receives: &Receives<S>) -> EndpointBuilder<'_> {
+        let Options { sends, send_elements, keepalive, .. } = self.options;
+        let builder = Endpoint::builder(&self.pd)
             .send_depth(sends)
-            .recv_depth(receives)
+            .recv_depth(receives.count())
             .send_sges(send_elements.min(self.pd.context().attributes().max_sge().max(1)))
             .recv_sges(1)
             .keepalive(keepalive)
             // The peer needs a key of memory that was exposed with the right.
-            .peer_access(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            .peer_access(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        match receives.shared() {
+            Some(shared) => shared.build(builder),
+            None => builder,
+        }
     }
 
     /// Starts the handshake with `start`.
@@ -102,11 +141,12 @@ impl<S: Sharing> Plan<S> {
         start: impl FnOnce(EndpointBuilder<'_>, &mut EndpointSet, &mut Vec<Buffer>) -> rdma_safe::Result<(EndpointKey, T)>,
     ) -> Result<(Guard<S>, T)> {
         // Buffers that are not posted are dropped after the lock of the queue is released.
-        let mut receives = std::mem::take(&mut self.receives);
-        let builder = self.builder();
-        let sizes = [self.options.sends, self.options.receives];
-        let start = |set: &mut EndpointSet| start(builder.clone(), set, &mut receives);
-        let (queue, key, started) = self.driver.open(&builder, self.pd.context(), sizes, start)?;
+        let mut buffers = std::mem::take(&mut self.buffers);
+        let receives = self.receives.take().ok_or(Error::Closed)?;
+        let builder = self.builder(&receives);
+        let start = |set: &mut EndpointSet| start(builder.clone(), set, &mut buffers);
+        let (queue, key, started) =
+            self.driver.open(&builder, self.pd.context(), self.options.sends, receives, start)?;
         Ok((Guard { queue, key, is_done: false }, started))
     }
 }

@@ -13,7 +13,7 @@ use rdma_safe::{CompletionChannel, EndpointKey};
 use super::poller::Poller;
 use super::queue::Queue;
 use crate::effects::Effects;
-use crate::{Error, Result, Sharing};
+use crate::{Error, Result, Sharing, Threads};
 
 /// The descriptors and deadlines of a driver.
 pub(crate) struct Events<S: Sharing> {
@@ -239,8 +239,8 @@ impl<S: Sharing> Drop for Source<S> {
     }
 }
 
-/// A deadline of a task.
-pub(crate) struct Deadline<S: Sharing> {
+/// A deadline of a task, kept by the driver. Made by [`Connection::deadline`](crate::Connection::deadline).
+pub struct Deadline<S: Sharing = Threads> {
     events: S::Rc<Events<S>>,
     key: Option<(Instant, u64)>,
 }
@@ -250,8 +250,8 @@ impl<S: Sharing> Deadline<S> {
         Deadline { events: events.clone(), key: None }
     }
 
-    /// Ready from `time` on.
-    pub(crate) fn poll(&mut self, time: Instant, context: &mut Context<'_>) -> Poll<()> {
+    /// Ready from `time` on. Wakes the task then, unless it is polled with another time before.
+    pub fn poll(&mut self, time: Instant, context: &mut Context<'_>) -> Poll<()> {
         if Instant::now() >= time {
             return Poll::Ready(());
         }
@@ -277,6 +277,12 @@ impl<S: Sharing> Drop for Deadline<S> {
     fn drop(&mut self) {
         let Some(key) = self.key.take().filter(|_| !self.events.is_inherited()) else { return };
         drop(S::with(&self.events.timers, |timers| timers.by_time.remove(&key)));
+    }
+}
+
+impl<S: Sharing> fmt::Debug for Deadline<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deadline").field("time", &self.key.map(|(time, _)| time)).finish_non_exhaustive()
     }
 }
 

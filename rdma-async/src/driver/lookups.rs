@@ -72,7 +72,7 @@ impl<S: Sharing> Queue<S> {
         let lookups = S::rc(lookups);
         let unused = S::with(&self_.state, |state| match state.member(key) {
             Some(member) => {
-                member.senders.reserve(member.receives as usize);
+                member.senders.reserve(member.receives.count() as usize);
                 (member.lookups, member.source) = (Some(lookups), Some(source));
                 None
             }

@@ -15,6 +15,7 @@ use super::lookups::Lookups;
 use super::state::Origin;
 use crate::core::{Slot, Waiters};
 use crate::effects::Effects;
+use crate::receives::Receives;
 use crate::{Error, Sharing};
 
 /// One connection of a queue.
@@ -32,8 +33,7 @@ pub(crate) struct Member<S: Sharing> {
     slots: Box<[Slot]>,
     /// Tasks that wait for room in the send queue.
     pub(crate) room: Waiters,
-    /// Size of the receive queue.
-    pub(crate) receives: u32,
+    pub(crate) receives: Receives<S>,
     /// Messages that nobody has taken yet.
     pub(crate) inbox: VecDeque<Completion>,
     /// The senders of these messages, if they are datagrams.
@@ -72,6 +72,8 @@ pub(crate) enum Ended {
     Closed,
     Failed(Arc<rdma_safe::Error>),
     DriverStopped,
+    /// The peer has sent more messages than the connection has reserved receives for.
+    Exceeded,
 }
 
 impl Ended {
@@ -98,12 +100,13 @@ impl Ended {
             Ended::Closed => Error::Closed,
             Ended::Failed(error) => Error::Failed(error.clone()),
             Ended::DriverStopped => Error::DriverStopped,
+            Ended::Exceeded => Error::ReceivesExceeded,
         }
     }
 }
 
 impl<S: Sharing> Member<S> {
-    pub(crate) fn new(key: EndpointKey, sends: u32, receives: u32) -> Self {
+    pub(crate) fn new(key: EndpointKey, sends: u32, receives: Receives<S>) -> Self {
         Member {
             key,
             stage: Stage::Opening,
@@ -113,8 +116,8 @@ impl<S: Sharing> Member<S> {
             in_flight: 0,
             slots: vec![Slot::NONE; (sends as usize).next_power_of_two()].into_boxed_slice(),
             room: Waiters::default(),
+            inbox: VecDeque::with_capacity(receives.count() as usize),
             receives,
-            inbox: VecDeque::with_capacity(receives as usize),
             senders: VecDeque::new(),
             readers: Waiters::default(),
             watchers: Waiters::default(),
@@ -173,6 +176,13 @@ impl<S: Sharing> Member<S> {
         let origin = O::take(&mut self.senders)?;
         self.kept += 1;
         Some((message, origin))
+    }
+
+    /// Whether the peer has sent more messages than the connection has receives for. Later ones do not count.
+    #[inline(always)]
+    pub(crate) fn has_exceeded(&self) -> bool {
+        let messages = self.inbox.len() as u64 + u64::from(self.kept);
+        messages > u64::from(self.receives.count()) || matches!(self.ended, Some(Ended::Exceeded))
     }
 
     /// Number of operations that can be posted before the send queue is full.
@@ -235,7 +245,7 @@ impl<S: Sharing> Member<S> {
     }
 
     fn has_failed(&self) -> bool {
-        matches!(self.ended, Some(Ended::Failed(_) | Ended::DriverStopped))
+        matches!(self.ended, Some(Ended::Failed(_) | Ended::DriverStopped | Ended::Exceeded))
     }
 
     /// The next time to call [`Member::advance_leaving`].

@@ -20,6 +20,7 @@ use rdma_safe::cm::Devices;
 use rdma_safe::{Context, EndpointBuilder, EndpointKey, EndpointSet, ProtectionDomain};
 
 use crate::effects::Effects;
+use crate::receives::Receives;
 use crate::{Error, Result, Sharing, Threads};
 use events::Events;
 use queue::Queue;
@@ -307,16 +308,17 @@ impl<S: Sharing> Driver<S> {
         &self,
         builder: &EndpointBuilder<'_>,
         context: &Context,
-        [sends, receives]: [u32; 2],
+        sends: u32,
+        receives: Receives<S>,
         start: impl FnOnce(&mut EndpointSet) -> rdma_safe::Result<(EndpointKey, T)>,
     ) -> Result<(S::Rc<Queue<S>>, EndpointKey, T)> {
         if self.is_stopped() {
             return Err(Error::DriverStopped);
         }
-        let mut start = Some(start);
+        let (mut start, mut receives) = (Some(start), Some(receives));
         for queue in S::with(&self.shared.queues, |queues| queues.clone()) {
             // Other threads can take the room, so both happens under the lock of the queue.
-            let opened = queue.open(sends, receives, |set| {
+            let opened = queue.open(sends, &mut receives, |set| {
                 let has_room = set.context().is_same(context) && set.has_room_for(builder);
                 start.take_if(|_| has_room).map(|start| start(set))
             });
@@ -329,7 +331,7 @@ impl<S: Sharing> Driver<S> {
         let set = EndpointSet::builder(context, entries).events(true).build()?;
         let queue = S::rc(Queue::new(set, &self.shared.events)?);
         // The queue is kept only if it is large enough for a connection.
-        let opened = queue.open(sends, receives, |set| start.take().map(|start| start(set)));
+        let opened = queue.open(sends, &mut receives, |set| start.take().map(|start| start(set)));
         let (key, started) = opened.ok_or(Error::Closed)??;
         S::with(&self.shared.queues, |queues| queues.push(queue.clone()));
         // The runner arms only the queues that it knows.

@@ -13,6 +13,7 @@ use super::member::{Ended, Member, Stage};
 use super::state::{BATCH, Counts, Done, Origin, Received, State, Unposted, Unusual};
 use crate::core::{Slot, Slots, Ticket, Waiters};
 use crate::effects::{Effects, wake};
+use crate::receives::Receives;
 use crate::{Request, Result, Sharing};
 
 /// A completion queue, its connections, and their operations in flight.
@@ -34,6 +35,7 @@ impl<S: Sharing> Queue<S> {
             set,
             members: Vec::new(),
             slots: Slots::with_capacity(64),
+            shared: Vec::new(),
             leaving: Vec::new(),
             broken: None,
             _source: source,
@@ -166,14 +168,27 @@ impl<S: Sharing> Queue<S> {
         received
     }
 
+    /// Reserves further shared receives for a connection.
+    pub(crate) fn reserve_receives(&self, key: EndpointKey, receives: u32) -> bool {
+        S::with(&self.state, |state| state.member(key).is_some_and(|member| member.receives.reserve(receives)))
+    }
+
+    /// Releases shared receives of a connection.
+    pub(crate) fn release_receives(&self, key: EndpointKey, receives: u32) {
+        S::with(&self.state, |state| state.member(key).map(|member| member.receives.release(receives)));
+    }
+
     /// Posts the buffer of a message again.
     pub(crate) fn give_back(&self, key: EndpointKey, buffer: Option<Buffer>) {
         if self.events.is_inherited() {
             return;
         }
         let unused = S::with(&self.state, |state| {
-            let (set, Some(member)) = state.with_set(key) else { return buffer };
+            let (set, Some(member)) = state.with_set(key) else { return state.post_orphan(buffer) };
             member.kept = member.kept.saturating_sub(1);
+            if let Some(shared) = member.receives.shared() {
+                return buffer.and_then(|buffer| shared.post(buffer));
+            }
             if member.ended.is_some() {
                 return buffer;
             }
@@ -230,7 +245,7 @@ impl<S: Sharing> Queue<S> {
     pub(crate) fn open<T>(
         &self,
         sends: u32,
-        receives: u32,
+        receives: &mut Option<Receives<S>>,
         start: impl FnOnce(&mut EndpointSet) -> Option<rdma_safe::Result<(EndpointKey, T)>>,
     ) -> Option<Result<(EndpointKey, T)>> {
         S::with(&self.state, |state| {
@@ -239,10 +254,9 @@ impl<S: Sharing> Queue<S> {
             }
             let started = start(&mut state.set)?;
             Some(started.map_err(Into::into).inspect(|(key, _)| {
-                if state.members.len() <= key.index() {
-                    state.members.resize_with(key.index() + 1, || None);
+                if let Some(receives) = receives.take() {
+                    state.add(Member::new(*key, sends, receives));
                 }
-                state.members[key.index()] = Some(Box::new(Member::new(*key, sends, receives)));
             }))
         })
     }
@@ -263,8 +277,7 @@ impl<S: Sharing> Queue<S> {
             let key = handshake.key();
             let advanced = handshake.advance_in(&mut state.set);
             if advanced.is_err() {
-                effects.drop_buffers(state.set.remove(key).unwrap_or_default());
-                state.forget(key, &mut effects);
+                state.remove(key, &mut effects);
             }
             advanced
         });
@@ -360,9 +373,7 @@ impl<S: Sharing> Queue<S> {
         let mut effects = Effects::default();
         S::with(&self.state, |state| {
             if state.member(key).is_some() {
-                // An endpoint that cannot be destroyed is leaked with its buffers.
-                effects.drop_buffers(state.set.remove(key).unwrap_or_default());
-                state.forget(key, &mut effects);
+                state.remove(key, &mut effects);
             }
         });
         effects.run();
@@ -381,8 +392,7 @@ impl<S: Sharing> Queue<S> {
             state.fail_all(&Ended::DriverStopped, &mut effects);
             let keys: Vec<_> = state.members.iter().flatten().map(|member| member.key).collect();
             for key in keys {
-                effects.drop_buffers(state.set.remove(key).unwrap_or_default());
-                state.forget(key, &mut effects);
+                state.remove(key, &mut effects);
             }
         });
         effects.run();

@@ -12,6 +12,7 @@ use super::events::Source;
 use super::member::{Ended, Member};
 use crate::core::{Finished, Slot, Slots, Ticket};
 use crate::effects::Effects;
+use crate::receives::SharedQueue;
 use crate::{Error, Failed, Request, Sharing};
 
 /// What the lock of a queue protects.
@@ -21,6 +22,8 @@ pub(super) struct State<S: Sharing> {
     pub(super) members: Vec<Option<Box<Member<S>>>>,
     /// Operations in flight.
     pub(super) slots: Slots<Done>,
+    /// Shared receives whose messages readers may keep longer than their connections.
+    pub(super) shared: Vec<S::Weak<SharedQueue<S>>>,
     /// Connections that this side is closing.
     pub(super) leaving: Vec<EndpointKey>,
     /// Why no connection of the queue works any more.
@@ -250,7 +253,7 @@ impl<S: Sharing> State<S> {
             (Some((message, origin)), _) => Received::Message(message, origin),
             (None, Some(ended)) => Received::Ended(ended.clone()),
             (None, None) => {
-                counts.starved += u64::from(member.kept == member.receives);
+                counts.starved += u64::from(member.kept == member.receives.count());
                 let Some(ticket) = ticket else {
                     return (Received::Waiting(member.readers.join(waker)), [None, None]);
                 };
@@ -301,12 +304,51 @@ impl<S: Sharing> State<S> {
         }
     }
 
-    /// Forgets a connection whose endpoint was removed.
-    pub(super) fn forget(&mut self, key: EndpointKey, effects: &mut Effects) {
-        let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else { return };
+    /// Adds a connection.
+    pub(super) fn add(&mut self, member: Member<S>) {
+        if let Some(shared) = member.receives.shared() {
+            self.shared
+                .retain(|other| S::upgrade::<SharedQueue<S>>(other).is_some_and(|other| !S::is_same(&other, shared)));
+            self.shared.push(S::downgrade(shared));
+        }
+        let index = member.key.index();
+        if self.members.len() <= index {
+            self.members.resize_with(index + 1, || None);
+        }
+        self.members[index] = Some(Box::new(member));
+    }
+
+    /// Posts the receive of a message again whose connection is gone, if it was shared.
+    pub(super) fn post_orphan(&mut self, buffer: Option<Buffer>) -> Option<Buffer> {
+        let queues = self.shared.iter().filter_map(|queue| S::upgrade::<SharedQueue<S>>(queue));
+        queues.fold(buffer, |buffer, queue| queue.post_orphan(buffer?))
+    }
+
+    /// Removes the endpoint of a connection, and forgets the connection.
+    pub(super) fn remove(&mut self, key: EndpointKey, effects: &mut Effects) {
+        // An endpoint that cannot be destroyed is leaked with its buffers.
+        let buffers = self.set.remove(key).unwrap_or_default();
+        self.forget(key, buffers, effects);
+    }
+
+    /// Forgets a connection whose endpoint was removed, and had these buffers.
+    fn forget(&mut self, key: EndpointKey, buffers: Vec<Buffer>, effects: &mut Effects) {
+        let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else {
+            return effects.drop_buffers(buffers);
+        };
         member.end(&Ended::Closed, effects);
         fail_operations(&mut member, &mut self.slots, effects);
-        member.inbox.drain(..).for_each(|message| effects.drop_completion(message));
+        match member.receives.shared().cloned() {
+            None => {
+                effects.drop_buffers(buffers);
+                member.inbox.drain(..).for_each(|message| effects.drop_completion(message));
+            }
+            Some(shared) => {
+                let messages = member.inbox.drain(..).filter_map(|message| message.buffer);
+                effects.drop_buffers(buffers.into_iter().chain(messages).filter_map(|buffer| shared.post(buffer)));
+                member.receives.leave_to_readers(member.kept);
+            }
+        }
         member.closers.drain(..).for_each(|waker| effects.wake(waker));
     }
 
@@ -320,8 +362,7 @@ impl<S: Sharing> State<S> {
             match self.advance_leaver(key, now) {
                 None => index += 1,
                 Some(buffers) => {
-                    effects.drop_buffers(buffers);
-                    self.forget(key, effects);
+                    self.forget(key, buffers, effects);
                     self.leaving.swap_remove(index);
                 }
             }
@@ -364,6 +405,9 @@ impl<S: Sharing> Delivery<'_, S> {
             member.inbox.push_back(completion);
             // Known at compile time for connections, except on the slow path.
             member.senders.extend(sender);
+            if member.has_exceeded() {
+                return self.exceed(key);
+            }
             if let Some(waker) = member.readers.notify() {
                 self.effects.wake(waker);
             }
@@ -380,6 +424,20 @@ impl<S: Sharing> Delivery<'_, S> {
         }
     }
 
+    /// The peer has sent a message beyond the receives of its connection. Its receive is for others.
+    #[cold]
+    #[inline(never)]
+    fn exceed(&mut self, key: EndpointKey) {
+        let Some(member) = find(self.members, key) else { return };
+        let buffer = member.inbox.pop_back().and_then(|message| message.buffer);
+        let unused = match member.receives.shared() {
+            Some(shared) => buffer.and_then(|buffer| shared.post(buffer)),
+            None => buffer,
+        };
+        self.effects.drop_buffers(unused);
+        member.end(&Ended::Exceeded, self.effects);
+    }
+
     #[cold]
     #[inline(never)]
     fn deliver_failed(&mut self, key: EndpointKey, completion: Completion) {
@@ -393,6 +451,10 @@ impl<S: Sharing> Delivery<'_, S> {
             member.end(&ended, self.effects);
         }
         if !is_operation {
+            let mut failed = failed;
+            if let Some(shared) = member.receives.shared() {
+                failed.0.buffer = failed.0.buffer.take().and_then(|buffer| shared.post(buffer));
+            }
             return self.effects.drop_done(Done::Failed(failed));
         }
         match self.slots.complete(member.completed(sequence), Done::Failed(failed)) {
