@@ -172,8 +172,14 @@ mod tests {
         const MOST: usize = 300;
         let packets = std::env::var("RDMA_MSG_PACKETS").ok().and_then(|number| number.parse().ok());
         let packets = packets.unwrap_or(if cfg!(miri) { 300 } else { 300_000_u64 });
-        let own =
-            Hello { versions: VERSIONS, purpose: Purpose::Messages, window: 4, packet: 8192, message: MOST as u64 };
+        let own = Hello {
+            versions: VERSIONS,
+            purpose: Purpose::Messages,
+            window: 4,
+            packet: 8192,
+            message: MOST as u64,
+            max_window: 4,
+        };
         let mut seed = 1_u64;
         let mut random = |below: u64| {
             seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);

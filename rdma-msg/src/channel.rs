@@ -13,6 +13,7 @@ use rdma_safe::{Access, ExposedRegion, ProtectionDomain};
 
 use crate::engine::{Engine, Progress, Reserved, Waits};
 use crate::error::{Error, Result};
+use crate::flow::Limits;
 use crate::message::Message;
 use crate::options::Options;
 use crate::payload::Payload;
@@ -63,6 +64,8 @@ pub struct Statistics {
     pub updates_sent: u64,
     /// Bytes that this end copied: into packets, and out of packets into long messages. The reads of a stream are not counted.
     pub bytes_copied: u64,
+    /// Packets of the peer that may wait at this end now. It changes only with [shared receives](crate::SharedReceives).
+    pub window: u32,
     /// Times that a task has waited: to send, to receive, or for acknowledgements.
     pub waits: u64,
 }
@@ -188,9 +191,16 @@ impl Handle {
         let reserved = Reserved { packet: get(Budget::Sends, packet).await?, control };
         let pd = connection.pd().clone();
         let addresses = [connection.local_address(), connection.peer_address()];
-        let shared = Shared::new(|waker, channel| {
-            Engine::new(connection, [own, &peer], options.sends, reserved, waker, channel)
-        });
+        let limits = Limits {
+            window: own.window,
+            max_window: own.max_window,
+            peer_window: peer.window,
+            peer_max_window: peer.max_window,
+            sends: options.sends,
+            offers: options.offers(),
+        };
+        let shared =
+            Shared::new(|wakers, channel| Engine::new(connection, [own, &peer], limits, reserved, wakers, channel));
         Ok(Handle(Arc::new(Owner { shared, addresses, pd, rendezvous_threshold: options.rendezvous_threshold })))
     }
 

@@ -78,6 +78,9 @@ pub enum Violation {
     /// A credit for more packets than it has receives, or for fewer than before.
     #[error("it allows more packets than it has receives, or fewer than before")]
     ImpossibleCredit,
+    /// It has given up more credit than it had.
+    #[error("it has given up more credit than it had")]
+    ImpossibleWaiver,
     /// More offers of memory than may be open.
     #[error("it has offered more than it may at once")]
     OffersBeyondLimit,

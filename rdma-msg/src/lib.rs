@@ -80,6 +80,7 @@ mod listener;
 mod message;
 mod options;
 mod payload;
+mod receives;
 mod shared;
 #[cfg_attr(
     not(any(feature = "futures", feature = "tokio")),
@@ -101,4 +102,5 @@ pub use error::{Error, Incompatible, Result, Violation};
 pub use listener::{Listener, ListenerBuilder, StreamListener};
 pub use message::Message;
 pub use payload::Payload;
+pub use receives::SharedReceives;
 pub use stream::{ReadHalf, Stream, WriteHalf};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::SharedReceives;
 use crate::engine::READS;
 use crate::flow::{ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS};
 use crate::wire::{Hello, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
@@ -17,6 +18,7 @@ pub(crate) struct Options {
     pub(crate) keepalive: Option<Duration>,
     pub(crate) linger: Duration,
     pub(crate) timeout: Duration,
+    pub(crate) shared: Option<SharedReceives>,
 }
 
 impl Default for Options {
@@ -30,6 +32,7 @@ impl Default for Options {
             keepalive: Some(Duration::from_secs(10)),
             linger: Duration::from_secs(2),
             timeout: Duration::from_secs(10),
+            shared: None,
         }
     }
 }
@@ -51,6 +54,12 @@ macro_rules! setters {
         /// A connection has receives for as many packets, and five for control packets.
         pub fn window(mut self, packets: u32) -> Self {
             self.options.window = packets.clamp(1, crate::wire::MAX_WINDOW);
+            self
+        }
+
+        /// Connections share these receives, and have a window only while they need one.
+        pub fn shared_receives(mut self, shared: &crate::SharedReceives) -> Self {
+            self.options.shared = Some(shared.clone());
             self
         }
 
@@ -104,7 +113,12 @@ pub(crate) use setters;
 macro_rules! transport {
     ($options:expr, $hello:expr, $builder:expr) => {{
         let options = $options;
-        $builder
+        let builder = $builder;
+        let builder = match &options.shared {
+            Some(shared) => builder.shared_receives(&shared.0),
+            None => builder,
+        };
+        builder
             .sends(options.transport_sends())
             .receives(options.transport_receives())
             .message_size(options.packet_size as usize)
@@ -120,11 +134,14 @@ pub(crate) use transport;
 impl Options {
     /// The handshake of this end.
     pub(crate) fn hello(&self, purpose: Purpose) -> Hello {
+        let packet = self.shared.as_ref().map_or(MAX_PACKET, SharedReceives::packet_size);
+        let max_window = self.window.clamp(1, MAX_WINDOW);
         Hello {
             versions: VERSIONS,
             purpose,
-            window: self.window.clamp(1, MAX_WINDOW),
-            packet: self.packet_size.clamp(MIN_PACKET, MAX_PACKET),
+            window: self.first_window(),
+            max_window,
+            packet: self.packet_size.clamp(MIN_PACKET, packet),
             message: match purpose {
                 Purpose::Messages => self.max_message as u64,
                 // A chunk is as long as a packet at most.
@@ -138,6 +155,16 @@ impl Options {
     }
 
     pub(crate) fn transport_receives(&self) -> u32 {
-        self.window + CONTROL + OFFERS
+        self.first_window() + CONTROL + self.offers()
+    }
+
+    /// The window of a new connection.
+    fn first_window(&self) -> u32 {
+        if self.shared.is_some() { 1 } else { self.window.clamp(1, MAX_WINDOW) }
+    }
+
+    /// The most offers that are open. Each needs a receive for its answer.
+    pub(crate) fn offers(&self) -> u32 {
+        if self.shared.is_some() { 1 } else { OFFERS }
     }
 }

@@ -25,10 +25,32 @@ pub(crate) struct Shared {
     returned: AtomicU32,
     /// Whether all handles are gone.
     left: AtomicBool,
+    /// Whether the time has come to look whether the engine is idle.
+    looks: AtomicBool,
 }
 
 /// Runs the engine when it is woken.
 struct Runner(Weak<Shared>);
+
+/// Lets the engine look whether it is idle, when it is woken.
+struct Look(Weak<Shared>);
+
+/// The wakers of an engine.
+pub(crate) struct OwnWakers {
+    /// Runs the engine when the connection has something for it.
+    pub(crate) run: Waker,
+    /// Lets the engine look whether it is idle.
+    pub(crate) look: Waker,
+}
+
+impl Wake for Look {
+    fn wake(self: Arc<Self>) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.looks.store(true, Ordering::SeqCst);
+            shared.run();
+        }
+    }
+}
 
 impl Wake for Runner {
     fn wake(self: Arc<Self>) {
@@ -43,14 +65,19 @@ impl Wake for Runner {
 }
 
 impl Shared {
-    /// Starts an engine, which `engine` makes with the waker that runs it.
-    pub(crate) fn new(engine: impl FnOnce(Waker, Weak<Shared>) -> Engine) -> Arc<Self> {
+    /// Starts an engine, which `engine` makes with its wakers.
+    pub(crate) fn new(engine: impl FnOnce(OwnWakers, Weak<Shared>) -> Engine) -> Arc<Self> {
+        let wakers = |this: &Weak<Shared>| OwnWakers {
+            run: Waker::from(Arc::new(Runner(this.clone()))),
+            look: Waker::from(Arc::new(Look(this.clone()))),
+        };
         let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
-            engine: Mutex::new(Some(Box::new(engine(Waker::from(Arc::new(Runner(this.clone()))), this.clone())))),
+            engine: Mutex::new(Some(Box::new(engine(wakers(this), this.clone())))),
             creator: Creator::current(),
             again: AtomicBool::new(false),
             returned: AtomicU32::new(0),
             left: AtomicBool::new(false),
+            looks: AtomicBool::new(false),
         });
         shared.run();
         shared
@@ -99,6 +126,9 @@ impl Shared {
                 engine.leave();
             }
             engine.run();
+            if self.looks.swap(false, Ordering::SeqCst) {
+                engine.look();
+            }
             let effects = settle(engine);
             drop(guard);
             run(effects);

@@ -5,9 +5,12 @@
 //! | bytes | header of a packet |
 //! |---|---|
 //! | 0 | [`Class`] |
-//! | 1 to 3 | 0 |
+//! | 1 | 1 if the sender has no credit left for data |
+//! | 2, 3 | receives for data packets at the sender of this; 0 if their number never changes |
 //! | 4 to 7, 8 to 11 | [`Counts`]: data packets and control packets that the receiver may have sent |
 //! | 12 to 15 | [`Counts`]: offers of the receiver that are done |
+//!
+//! A packet that gives up credit has the number of data packets in the 4 bytes after the header.
 //!
 //! | bytes | header of a frame |
 //! |---|---|
@@ -41,6 +44,8 @@ pub(crate) enum Class {
     Control,
     /// A receive that the receiver has reserved for its offer. It has no frames.
     Answer,
+    /// A receive of the window. It has no frames: its sender gives up credit.
+    Waiver,
 }
 
 /// What a frame is.
@@ -79,6 +84,9 @@ pub(crate) struct Frame {
 pub(crate) fn header(class: Class, counts: Counts) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     bytes[0] = class as u8;
+    bytes[1] = counts.has_used_all.into();
+    // Windows have at most `MAX_WINDOW` receives.
+    bytes[2..4].copy_from_slice(&(counts.window as u16).to_be_bytes());
     bytes[4..8].copy_from_slice(&counts.data.to_be_bytes());
     bytes[8..12].copy_from_slice(&counts.control.to_be_bytes());
     bytes[12..].copy_from_slice(&counts.answered.to_be_bytes());
@@ -92,10 +100,21 @@ pub(crate) fn decode_header(packet: &[u8]) -> Result<(Class, Counts), Violation>
         0 => Class::Data,
         1 => Class::Control,
         2 => Class::Answer,
+        3 => Class::Waiver,
         _ => return Err(Violation::UnknownKind),
     };
+    let window = u16::from_be_bytes([header[2], header[3]]).into();
     let [data, control, answered] = [4, 8, 12].map(|at| number(&header[at..]));
-    Ok((class, Counts { data, control, answered }))
+    Ok((class, Counts { window, data, control, answered, has_used_all: header[1] == 1 }))
+}
+
+/// Length of what follows the header of [`Class::Waiver`].
+pub(crate) const WAIVER: usize = 4;
+
+/// Decodes the number of data packets that a sender gives up.
+pub(crate) fn decode_waiver(packet: &[u8]) -> Result<u32, Violation> {
+    let payload = packet.get(HEADER..).and_then(<[u8]>::first_chunk).ok_or(Violation::Truncated)?;
+    Ok(u32::from_be_bytes(*payload))
 }
 
 /// Encodes the header of a frame with `len` bytes of payload.
@@ -197,6 +216,7 @@ pub(crate) fn decode_abort(payload: &[u8]) -> Result<(u32, String), Violation> {
 /// | 8 to 11 | receives for data packets |
 /// | 12 to 15 | longest packet that it can receive, in bytes |
 /// | 16 to 23 | longest message that it accepts, in bytes |
+/// | 24 to 27 | most receives for data packets that it may have; 0 if their number never changes |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
     pub(crate) versions: [u8; 2],
@@ -204,6 +224,8 @@ pub(crate) struct Hello {
     pub(crate) window: u32,
     pub(crate) packet: u32,
     pub(crate) message: u64,
+    /// Equals `window` if that never changes.
+    pub(crate) max_window: u32,
 }
 
 /// What a connection is used for.
@@ -223,14 +245,16 @@ pub(crate) const MAX_PACKET: u32 = 1 << 20;
 pub(crate) const MAX_WINDOW: u32 = 1 << 14;
 
 impl Hello {
-    pub(crate) fn encode(&self) -> [u8; 24] {
-        let mut bytes = [0; 24];
+    pub(crate) fn encode(&self) -> [u8; 28] {
+        let max_window = if self.max_window == self.window { 0 } else { self.max_window };
+        let mut bytes = [0; 28];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&self.versions);
         bytes[6] = self.purpose as u8;
         bytes[8..12].copy_from_slice(&self.window.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.packet.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.message.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.message.to_be_bytes());
+        bytes[24..].copy_from_slice(&max_window.to_be_bytes());
         bytes
     }
 
@@ -254,11 +278,18 @@ impl Hello {
             return Err(Incompatible::Purpose.into());
         }
         let (window, packet) = (number(&bytes[8..]), number(&bytes[12..]));
-        let message = bytes.last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-        if !(1..=MAX_WINDOW).contains(&window) || !(MIN_PACKET..=MAX_PACKET).contains(&packet) {
+        let message = long_number(&bytes[16..]);
+        let max_window = match private_data.get(24..28).map_or(0, number) {
+            0 => window,
+            max_window => max_window,
+        };
+        let are_possible = (1..=max_window).contains(&window)
+            && max_window <= MAX_WINDOW
+            && (MIN_PACKET..=MAX_PACKET).contains(&packet);
+        if !are_possible {
             return Err(Violation::Handshake.into());
         }
-        Ok(Hello { versions, purpose, window, packet, message })
+        Ok(Hello { versions, purpose, window, packet, message, max_window })
     }
 }
 
@@ -266,9 +297,18 @@ impl Hello {
 mod tests {
     use super::*;
 
+    const OWN: Hello = Hello {
+        versions: VERSIONS,
+        purpose: Purpose::Messages,
+        window: 4,
+        packet: 8192,
+        message: 1 << 30,
+        max_window: 4,
+    };
+
     #[test]
     fn packets_are_decoded_as_they_were_encoded() {
-        let counts = Counts { data: 0x0102_0304, control: u32::MAX, answered: 7 };
+        let counts = Counts { window: 0x0506, data: 0x0102_0304, control: u32::MAX, answered: 7, has_used_all: true };
         let mut packet = header(Class::Data, counts).to_vec();
         packet.extend(frame(Kind::Part, 3));
         packet.extend(*b"abc\0\0\0\0\0");
@@ -288,9 +328,12 @@ mod tests {
 
     #[test]
     fn packets_that_are_cut_or_unknown_are_refused() {
-        let packet = header(Class::Control, Counts { data: 1, control: 2, answered: 0 });
+        let packet =
+            header(Class::Control, Counts { window: 1, data: 1, control: 2, answered: 0, has_used_all: false });
         assert_eq!(decode_header(&packet[..HEADER - 1]), Err(Violation::Truncated));
-        assert_eq!(decode_header(&[3; HEADER]), Err(Violation::UnknownKind));
+        assert_eq!(decode_header(&[4; HEADER]), Err(Violation::UnknownKind));
+        assert_eq!(decode_waiver(&[0; HEADER + WAIVER - 1]), Err(Violation::Truncated));
+        assert_eq!(decode_waiver(&[[0; HEADER].as_slice(), &[0, 0, 1, 2]].concat()), Ok(0x102));
         let mut packet = frame(Kind::Whole, 1).to_vec();
         assert_eq!(decode_frame(&packet, 0), Err(Violation::Truncated));
         assert_eq!(decode_frame(&packet[..7], 0), Err(Violation::Truncated));
@@ -310,12 +353,15 @@ mod tests {
 
     #[test]
     fn an_old_end_understands_a_new_one_and_a_new_end_an_old_one() {
-        let hello =
-            |versions| Hello { versions, purpose: Purpose::Messages, window: 4, packet: 8192, message: 1 << 30 };
+        let hello = |versions| Hello { versions, ..OWN };
         let own = hello([1, 1]);
         let mut sent = own.encode().to_vec();
         sent.resize(56, 0);
         assert_eq!(own.decode(&sent).unwrap(), own);
+        // Ends whose window never changes need not say so.
+        assert_eq!(own.decode(&sent[..24]).unwrap(), own);
+        let elastic = Hello { window: 1, max_window: 7, ..own };
+        assert_eq!(own.decode(&elastic.encode()).unwrap(), elastic);
         let newer = hello([1, 7]);
         assert_eq!(own.decode(&newer.encode()).unwrap(), newer);
         assert_eq!(newer.decode(&own.encode()).unwrap(), own);
@@ -329,7 +375,7 @@ mod tests {
 
     #[test]
     fn an_end_of_another_protocol_or_purpose_is_refused() {
-        let own = Hello { versions: VERSIONS, purpose: Purpose::Messages, window: 4, packet: 8192, message: 9 };
+        let own = OWN;
         let refused = |bytes: &[u8]| own.decode(bytes).unwrap_err().to_string();
         assert!(refused(&[]).contains("does not use rdma-msg"));
         assert!(refused(&[0; 56]).contains("does not use rdma-msg"));
@@ -337,6 +383,8 @@ mod tests {
         for wrong in [
             Hello { window: 0, ..own },
             Hello { window: MAX_WINDOW + 1, ..own },
+            Hello { max_window: MAX_WINDOW + 1, ..own },
+            Hello { max_window: 3, ..own },
             Hello { packet: MIN_PACKET - 1, ..own },
             Hello { packet: MAX_PACKET + 1, ..own },
         ] {

@@ -17,9 +17,10 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 use rdma_async::Driver;
-use rdma_msg::{Channel, Connector, Error, Listener, Message};
+use rdma_msg::{Channel, Connector, Error, Listener, Message, SharedReceives};
 use rdma_safe::soft::check::{Kind, Options, Session};
 use rdma_safe::soft::{self, Faults};
 
@@ -78,8 +79,12 @@ fn len(random: &mut Random) -> usize {
 }
 
 /// Sends messages, of which some futures are dropped.
-async fn send(channel: &Channel, log: &Log, mut random: Random) -> Result<(), Error> {
+async fn send(channel: &Channel, log: &Log, mut random: Random, pauses: bool) -> Result<(), Error> {
     for number in 0..MESSAGES {
+        if pauses && random.below(MESSAGES) == 0 {
+            // Long enough to be idle.
+            tokio::time::sleep(Duration::from_millis(120)).await;
+        }
         let len = len(&mut random);
         // It is in the log before the peer can receive it.
         log.sent.borrow_mut().push_back((number, len));
@@ -142,6 +147,7 @@ async fn run(
     [own, peer]: [Rc<Log>; 2],
     mut random: Random,
     window: u32,
+    pauses: bool,
 ) -> (Ending, Result<(), Error>) {
     let ending = match random.below(8) {
         0 => Ending::Vanish,
@@ -152,8 +158,8 @@ async fn run(
     let (sending, receiving) = (Random::new(random.below(1 << 40)), Random::new(random.below(1 << 40)));
     let steps = random.below(200);
     let both = async {
-        let (sent, received) =
-            tokio::join!(send(&channel, &own, sending), receive(&channel, &peer, receiving, u64::from(window)));
+        let send = send(&channel, &own, sending, pauses);
+        let (sent, received) = tokio::join!(send, receive(&channel, &peer, receiving, u64::from(window)));
         sent.and(received)
     };
     let done = match ending {
@@ -181,16 +187,30 @@ async fn schedule(seed: u64) -> bool {
     let windows = [random.below(4) as u32 + 1, random.below(4) as u32 + 1];
     let sizes = [512 << random.below(5), 512 << random.below(5)];
     let listener = Listener::builder().window(windows[1]).packet_size(sizes[1]).sends(random.below(4) as u32 + 1);
-    let listener = listener.rendezvous_threshold(random.index(20_000));
+    let mut listener = listener.rendezvous_threshold(random.index(20_000));
+    let mut connector = Connector::new().unwrap().window(windows[0]).packet_size(sizes[0]);
+    // One or both ends share receives, which may not suffice for the windows of both.
+    let shared = SharedReceives::new(10 + random.below(12) as u32, sizes[1]);
+    let (listener_shares, connector_shares) = (random.below(3) == 0, random.below(3) == 0);
+    if listener_shares {
+        listener = listener.shared_receives(&shared).window(8);
+    }
+    if connector_shares {
+        connector = connector.shared_receives(&shared).window(8);
+    }
+    let pauses = listener_shares || connector_shares;
     let listener = listener.bind("127.0.0.1:0").await.unwrap();
-    let connector = Connector::new().unwrap().window(windows[0]).packet_size(sizes[0]);
     let connector = connector.sends(random.below(4) as u32 + 1).rendezvous_threshold(random.index(20_000));
     let (client, server) =
         soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
     let logs = [(); 2].map(|()| Rc::new(Log::default()));
     let [one, other] = logs.clone();
-    let client = run(client.unwrap(), [one.clone(), other.clone()], Random::new(random.below(1 << 40)), windows[0]);
-    let server = run(server.unwrap(), [other, one], Random::new(random.below(1 << 40)), windows[1]);
+    // A window that is shared may never grow.
+    let keeps = if connector_shares { 1 } else { windows[0] };
+    let server_keeps = if listener_shares { 1 } else { windows[1] };
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let client = run(client, [one.clone(), other.clone()], Random::new(random.below(1 << 40)), keeps, pauses);
+    let server = run(server, [other, one], Random::new(random.below(1 << 40)), server_keeps, pauses);
     let ends = <[_; 2]>::from(soon(async { tokio::join!(client, server) }).await);
     let in_order = ends.iter().all(|(_, result)| result.is_ok());
     if in_order {
@@ -206,6 +226,7 @@ async fn schedule(seed: u64) -> bool {
         (now.connections, now.operations) == (0, 0)
     })
     .await;
+    until("shared receives are free", || shared.reserved() == 0).await;
     in_order
 }
 

@@ -3,6 +3,7 @@
 //! It is behind a lock, and never waits. [`Engine::run`] takes what the connection has, [`Engine::settle`] sends what there is
 //! credit for. No code of the user runs inside: wakers are collected.
 
+mod idle;
 mod incoming;
 mod outgoing;
 mod reading;
@@ -19,10 +20,11 @@ use rdma_safe::{Buffer, ExposedRegion};
 use crate::channel::Statistics;
 use crate::error::{Error, Violation};
 use crate::flow::{Flow, Limits};
-use crate::shared::Shared;
+use crate::shared::{OwnWakers, Shared};
 use crate::waiting::{Line, Place, Wakers};
 use crate::wire::{Class, Hello};
 
+use idle::Idle;
 use incoming::{Arrived, Incoming};
 use outgoing::{Outgoing, Sent};
 use reading::Reading;
@@ -35,6 +37,7 @@ pub(crate) struct Engine {
     connection: Connection,
     /// Runs the engine when the connection has something for it.
     waker: Waker,
+    idle: Idle,
     flow: Flow,
     outgoing: Outgoing,
     incoming: Incoming,
@@ -117,15 +120,16 @@ impl Engine {
     pub(crate) fn new(
         connection: Connection,
         [own, peer]: [&Hello; 2],
-        sends: u32,
+        limits: Limits,
         reserved: Reserved,
-        waker: Waker,
+        wakers: OwnWakers,
         channel: Weak<Shared>,
     ) -> Self {
         Engine {
-            waker,
-            flow: Flow::new(Limits { window: own.window, peer_window: peer.window, sends }),
-            outgoing: Outgoing::new([own, peer], sends, reserved),
+            waker: wakers.run,
+            idle: Idle::new(connection.deadline(), wakers.look),
+            flow: Flow::new(limits),
+            outgoing: Outgoing::new([own, peer], limits.sends, reserved),
             incoming: Incoming::new(connection.receiver(), own, channel),
             connection,
             reading: None,
@@ -157,6 +161,7 @@ impl Engine {
     pub(crate) fn settle(&mut self) {
         if self.ended.is_none() {
             self.send_due();
+            self.look_later();
         }
         let Engine { senders, readers, flushers, wakers, ended, .. } = self;
         if ended.is_some() {
@@ -217,7 +222,7 @@ impl Engine {
     }
 
     pub(crate) fn statistics(&self) -> Statistics {
-        self.counts.statistics
+        Statistics { window: self.flow.window(), ..self.counts.statistics }
     }
 
     pub(crate) fn connection(&self) -> &Connection {
@@ -366,8 +371,16 @@ impl Engine {
         match class {
             Class::Data => {
                 self.flow.received(counts)?;
+                self.grow();
                 self.counts.statistics.packets_received += 1;
                 self.incoming.push(packet);
+            }
+            Class::Waiver => {
+                let count = crate::wire::decode_waiver(&packet)?;
+                // Its receive is posted again before the peer is told.
+                drop(packet);
+                self.flow.waived(counts, count)?;
+                self.connection.release_receives(count);
             }
             Class::Control | Class::Answer => {
                 let is_alone = packet.len() == crate::wire::HEADER;

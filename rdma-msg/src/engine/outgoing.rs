@@ -120,16 +120,36 @@ impl Outgoing {
     }
 
     /// Whether the open packet has frames.
-    fn has_frames(&self) -> bool {
+    pub(super) fn has_frames(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.used > HEADER)
     }
 
     /// The buffer of a packet that was sent.
     pub(super) fn take_back(&mut self, class: Class, buffer: Buffer) {
         match class {
-            Class::Data => self.spare.push(buffer),
+            Class::Data | Class::Waiver => self.spare.push(buffer),
             Class::Control | Class::Answer => self.control.push(buffer),
         }
+    }
+
+    /// Takes the buffer of a packet that is not in use.
+    pub(super) fn take_unused(&mut self) -> Option<Buffer> {
+        match self.has_frames() {
+            true => self.spare.pop(),
+            false => self.open.take().map(|open| open.buffer).or_else(|| self.spare.pop()),
+        }
+    }
+
+    /// Whether it has buffers that an idle connection does not need.
+    pub(super) fn has_surplus(&self) -> bool {
+        self.spare.len() > usize::from(self.open.is_none())
+    }
+
+    /// Takes these buffers.
+    pub(super) fn take_surplus(&mut self) -> impl Iterator<Item = Buffer> {
+        let needed = usize::from(self.open.is_none()).min(self.spare.len());
+        self.buffers -= (self.spare.len() - needed) as u32;
+        self.spare.drain(needed..)
     }
 
     /// Adds a frame, whose payload `fill` writes. The open packet must have space for it.
@@ -437,7 +457,7 @@ impl Engine {
         true
     }
 
-    fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {
+    pub(super) fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {
         self.counts.posted += 1;
         buffer[..HEADER].copy_from_slice(&wire::header(class, counts));
         // The capacity is that of a packet.

@@ -20,6 +20,13 @@
 //! | an update is due when the peer has sent its last data | the peer knows that all was taken, also if the last ACK is lost |
 //! | only data makes an update due, never an update | two ends do not exchange updates for ever |
 //!
+//! # Windows that change
+//!
+//! An end whose receives are shared with other connections starts with a small window. When its peer has used up its credit, the
+//! end *grows* the window, if it can reserve further receives. A peer that has sent nothing for a while *waives* credit: it skips
+//! these packets in its count, and the receives are free for other connections. So credit is never taken from a peer, and counts
+//! stay absolute. Each packet also has the window of its sender, which tells how many packets the sender has taken.
+//!
 //! The acknowledgement of a packet may arrive after the peer's answer to it. So the credit of the peer and the entries of the local
 //! send queue are counted separately.
 //!
@@ -37,7 +44,7 @@ pub(crate) const CONTROL: u32 = 3;
 /// Entries of the send queue for control packets.
 pub(crate) const CONTROL_SENDS: u32 = 1;
 
-/// Receives for answers, and so the most offers that are open.
+/// The most offers of an end that are open, each with a receive for its answer.
 pub(crate) const OFFERS: u32 = 2;
 
 /// Entries of the send queue for answers. An answer covers all offers before it.
@@ -46,36 +53,48 @@ pub(crate) const ANSWER_SENDS: u32 = 1;
 /// Counts that each packet carries. They wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Counts {
+    /// Receives for data packets at the sender of this; 0 if their number never changes.
+    pub(crate) window: u32,
     /// Number of data packets that the receiver of this may have sent.
     pub(crate) data: u32,
     /// Number of control packets that the receiver of this may have sent.
     pub(crate) control: u32,
     /// Number of offers of the receiver of this that are done.
     pub(crate) answered: u32,
+    /// Whether its sender has no credit left for data.
+    pub(crate) has_used_all: bool,
 }
 
 /// What the ends agree on when they connect.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Limits {
-    /// Receives for data at this end; at least 1.
+    /// Receives for data at this end at first, and the fewest: at least 1.
     pub(crate) window: u32,
-    /// Receives for data at the peer; at least 1.
+    /// The most that this end may have.
+    pub(crate) max_window: u32,
+    /// Receives for data at the peer at first, and the fewest: at least 1.
     pub(crate) peer_window: u32,
+    /// The most that the peer may have.
+    pub(crate) peer_max_window: u32,
     /// Entries of the send queue for data; at least 1.
     pub(crate) sends: u32,
+    /// Receives for answers, and so the most offers of this end that are open: 1 to [`OFFERS`].
+    pub(crate) offers: u32,
 }
 
 /// One end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Flow {
     limits: Limits,
-    /// Packets sent.
+    /// Receives for data at this end.
+    window: u32,
+    /// Packets sent, or waived.
     sent: Counts,
     /// Packets that the peer allows.
     allowed: Counts,
     /// Entries of the send queue in use, by class.
     in_flight: [u32; 3],
-    /// Packets received.
+    /// Packets received, or waived.
     received: Counts,
     /// Offers made.
     offers_made: u32,
@@ -83,7 +102,7 @@ pub(crate) struct Flow {
     offers_received: u32,
     /// Offers of the peer that are done.
     offers_done: u32,
-    /// Data packets whose receive is posted again.
+    /// Data packets whose receive is posted again, or that were waived.
     returned: u32,
     /// What the peer was told last.
     told: Counts,
@@ -99,22 +118,25 @@ impl Flow {
 
     /// All counts start at `start`, to test that they wrap.
     fn starting_at(limits: Limits, start: u32) -> Self {
-        let counts = |data: u32, control: u32| Counts {
+        let counts = |window: u32, data: u32, control: u32| Counts {
+            window,
             data: start.wrapping_add(data),
             control: start.wrapping_add(control),
             answered: start,
+            has_used_all: false,
         };
         Flow {
             limits,
-            sent: counts(0, 0),
-            allowed: counts(limits.peer_window, CONTROL),
+            window: limits.window,
+            sent: counts(0, 0, 0),
+            allowed: counts(limits.peer_window, limits.peer_window, CONTROL),
             in_flight: [0; 3],
-            received: counts(0, 0),
+            received: counts(0, 0, 0),
             offers_made: start,
             offers_received: start,
             offers_done: start,
             returned: start,
-            told: counts(limits.window, CONTROL),
+            told: counts(limits.window, limits.window, CONTROL),
             has_ended: false,
         }
     }
@@ -135,20 +157,22 @@ impl Flow {
         self.has_ended = true;
     }
 
-    /// Number of data packets that were sent.
+    /// Number of data packets that were sent or waived.
     pub(crate) fn sent(&self) -> u32 {
         self.sent.data
     }
 
-    /// Whether the peer has returned the receives of the first `packets` data packets; `packets` is at most [`Flow::sent`].
+    /// Whether the peer has said that it has received the first `packets` data packets; `packets` is at most [`Flow::sent`].
+    ///
+    /// It says so when it has returned as many receives.
     pub(crate) fn has_taken(&self, packets: u32) -> bool {
-        let taken = self.allowed.data.wrapping_sub(self.limits.peer_window);
+        let taken = self.allowed.data.wrapping_sub(self.allowed.window);
         self.sent.data.wrapping_sub(taken) <= self.sent.data.wrapping_sub(packets)
     }
 
     /// Number of data packets in the send queue.
     pub(crate) fn data_in_flight(&self) -> u32 {
-        self.in_flight[Class::Data as usize]
+        self.in_flight[entry(Class::Data)]
     }
 
     /// Sends a data packet with these counts. `None` without credit, or if the send queue is full.
@@ -157,12 +181,54 @@ impl Flow {
             return None;
         }
         self.sent.data = self.sent.data.wrapping_add(1);
-        Some(self.post(Class::Data))
+        let counts = self.post(Class::Data);
+        Some(Counts { has_used_all: self.credit() == 0, ..counts })
+    }
+
+    /// Number of data packets that this end would waive: all but the fewest that the peer has receives for. `None` if there are none,
+    /// or if the send queue is full.
+    pub(crate) fn waivable(&self) -> Option<u32> {
+        let is_elastic = self.limits.peer_max_window != self.limits.peer_window;
+        let count = self.credit().saturating_sub(self.limits.peer_window);
+        (is_elastic && self.room() != 0 && count != 0).then_some(count)
+    }
+
+    /// Sends a packet that waives `count` data packets, at most [`Flow::waivable`]. It uses a receive like data.
+    pub(crate) fn waive(&mut self, count: u32) -> Counts {
+        self.sent.data = self.sent.data.wrapping_add(count).wrapping_add(1);
+        self.post(Class::Waiver)
+    }
+
+    /// The peer waives `count` data packets. The receive of its packet is posted again, and as many others are free.
+    pub(crate) fn waived(&mut self, counts: Counts, count: u32) -> Result<(), Violation> {
+        let credit = self.told.data.wrapping_sub(self.received.data);
+        if count >= credit || count > self.window - self.limits.window {
+            return Err(Violation::ImpossibleWaiver);
+        }
+        self.window -= count;
+        self.received.data = self.received.data.wrapping_add(count);
+        self.returned = self.returned.wrapping_add(count).wrapping_add(1);
+        self.received(counts)
+    }
+
+    /// Number of further receives that the peer could use, after a data packet: it has used up its credit.
+    pub(crate) fn growth(&self) -> u32 {
+        if self.allowed.has_used_all { self.window.min(self.limits.max_window - self.window) } else { 0 }
+    }
+
+    /// Further receives are posted for data.
+    pub(crate) fn grow(&mut self, receives: u32) {
+        self.window += receives;
+    }
+
+    /// Receives for data at this end.
+    pub(crate) fn window(&self) -> u32 {
+        self.window
     }
 
     /// Whether an offer can be added to a data packet.
     pub(crate) fn can_offer(&self) -> bool {
-        self.offers_open() < OFFERS
+        self.offers_open() < self.limits.offers
     }
 
     /// Number of offers that the peer has not answered.
@@ -193,7 +259,7 @@ impl Flow {
     /// Sends an answer with these counts, if the peer does not know of all offers that are done. `None` if the send queue is full.
     pub(crate) fn answer(&mut self) -> Option<Counts> {
         let is_due = self.offers_done != self.told.answered;
-        (is_due && self.in_flight[Class::Answer as usize] < ANSWER_SENDS).then(|| self.post(Class::Answer))
+        (is_due && self.in_flight[entry(Class::Answer)] < ANSWER_SENDS).then(|| self.post(Class::Answer))
     }
 
     /// Receives that were reposted since the last grant.
@@ -204,7 +270,7 @@ impl Flow {
     /// Whether to tell the peer of its credit, unless a data packet tells it.
     fn is_update_due(&self) -> bool {
         let has_none = self.told.data == self.received.data;
-        self.untold() >= self.limits.window.div_ceil(2) || (has_none && self.untold() != 0)
+        self.untold() >= self.window.div_ceil(2) || (has_none && self.untold() != 0)
     }
 
     /// Whether to tell the peer that all its data was taken.
@@ -218,7 +284,7 @@ impl Flow {
         let credit = self.allowed.control.wrapping_sub(self.sent.control);
         // The peer need not send anything after the last update, so it has to have credit for it.
         let may_send = (self.is_last_update_due() && credit != 0) || (self.is_update_due() && credit > 1);
-        if !may_send || self.in_flight[Class::Control as usize] >= CONTROL_SENDS {
+        if !may_send || self.in_flight[entry(Class::Control)] >= CONTROL_SENDS {
             return None;
         }
         self.sent.control = self.sent.control.wrapping_add(1);
@@ -226,7 +292,7 @@ impl Flow {
     }
 
     fn post(&mut self, class: Class) -> Counts {
-        self.in_flight[class as usize] += 1;
+        self.in_flight[entry(class)] += 1;
         self.told = self.grant();
         self.told
     }
@@ -234,15 +300,17 @@ impl Flow {
     /// The receives that are posted, as counts for the peer.
     fn grant(&self) -> Counts {
         Counts {
-            data: self.returned.wrapping_add(self.limits.window),
+            window: self.window,
+            data: self.returned.wrapping_add(self.window),
             control: self.received.control.wrapping_add(CONTROL),
             answered: self.offers_done,
+            has_used_all: false,
         }
     }
 
     /// A send has completed.
     pub(crate) fn completed(&mut self, class: Class) {
-        let in_flight = &mut self.in_flight[class as usize];
+        let in_flight = &mut self.in_flight[entry(class)];
         *in_flight = in_flight.saturating_sub(1);
     }
 
@@ -278,11 +346,18 @@ impl Flow {
         self.learn(counts)
     }
 
-    fn learn(&mut self, counts: Counts) -> Result<(), Violation> {
+    fn learn(&mut self, mut counts: Counts) -> Result<(), Violation> {
+        let Limits { peer_window, peer_max_window, .. } = self.limits;
+        if counts.window == 0 {
+            counts.window = peer_window;
+        }
+        if !(peer_window..=peer_max_window).contains(&counts.window) {
+            return Err(Violation::ImpossibleCredit);
+        }
         let is_possible = |new: u32, old: u32, sent: u32, most: u32| {
             new.wrapping_sub(sent) <= most && new.wrapping_sub(sent) >= old.wrapping_sub(sent)
         };
-        let data = is_possible(counts.data, self.allowed.data, self.sent.data, self.limits.peer_window);
+        let data = is_possible(counts.data, self.allowed.data, self.sent.data, counts.window);
         let control = is_possible(counts.control, self.allowed.control, self.sent.control, CONTROL);
         if !(data && control) {
             return Err(Violation::ImpossibleCredit);
@@ -292,5 +367,14 @@ impl Flow {
         }
         self.allowed = counts;
         Ok(())
+    }
+}
+
+/// The index of the entries of the send queue that a packet uses.
+fn entry(class: Class) -> usize {
+    match class {
+        Class::Data | Class::Waiver => 0,
+        Class::Control => 1,
+        Class::Answer => 2,
     }
 }

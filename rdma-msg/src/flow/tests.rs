@@ -15,6 +15,8 @@ struct Packet {
     number: u8,
     /// Whether it offers memory.
     is_offer: bool,
+    /// Data packets that it waives.
+    waived: u8,
 }
 
 /// A short queue that is copied with its state.
@@ -89,7 +91,7 @@ impl Hasher for Fold {
 }
 
 fn packet(counts: Counts, class: Class) -> Packet {
-    Packet { counts, class, number: 0, is_offer: false }
+    Packet { counts, class, number: 0, is_offer: false, waived: 0 }
 }
 
 /// One end with its program, and the packets that it has sent.
@@ -98,6 +100,8 @@ struct End {
     flow: Flow,
     /// Messages that the program has sent.
     sent: u8,
+    /// The count of data packets up to each of them.
+    positions: [u32; 8],
     /// Packets that the peer's device has not received.
     wire: Queue<Packet>,
     /// Packets that this device has received, and this end has not seen.
@@ -119,6 +123,8 @@ struct End {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     windows: [u32; 2],
+    /// The most receives for data.
+    max_windows: [u32; 2],
     messages: [u8; 2],
     sends: u32,
     /// Messages that a program keeps as long as others are to come.
@@ -144,6 +150,10 @@ enum Event {
     Complete,
     /// This end sees a packet.
     See,
+    /// This end sees a data packet and grows its window.
+    SeeAndGrow,
+    /// This end waives credit.
+    Waive,
     /// The program returns a message.
     Return,
     /// This end has read the memory of an offer.
@@ -152,12 +162,14 @@ enum Event {
     Answer,
 }
 
-const EVENTS: [Event; 8] = [
+const EVENTS: [Event; 10] = [
     Event::Send,
     Event::Update,
     Event::Deliver,
     Event::Complete,
     Event::See,
+    Event::SeeAndGrow,
+    Event::Waive,
     Event::Return,
     Event::Read,
     Event::Answer,
@@ -167,10 +179,13 @@ impl Case {
     fn initial(&self) -> State {
         [0, 1].map(|side| {
             let [window, peer_window] = [self.windows[side], self.windows[1 - side]];
-            let none = packet(Counts { data: 0, control: 0, answered: 0 }, Class::Data);
+            let [max_window, peer_max_window] = [self.max_windows[side], self.max_windows[1 - side]];
+            let limits = Limits { window, max_window, peer_window, peer_max_window, sends: self.sends, offers: OFFERS };
+            let none = packet(Counts { window: 0, data: 0, control: 0, answered: 0, has_used_all: false }, Class::Data);
             End {
-                flow: Flow::starting_at(Limits { window, peer_window, sends: self.sends }, self.start),
+                flow: Flow::starting_at(limits, self.start),
                 sent: 0,
+                positions: [0; 8],
                 wire: Queue::new(none),
                 arrived: Queue::new(none),
                 acknowledged: Queue::new(Class::Data),
@@ -198,6 +213,7 @@ impl Case {
                     own.flow.offer();
                 }
                 own.wire.push(Packet { number: own.sent, is_offer: self.offers, ..packet(counts, Class::Data) });
+                own.positions[usize::from(own.sent)] = own.flow.sent();
                 own.sent += 1;
             }
             Event::Update => {
@@ -216,8 +232,19 @@ impl Case {
                 own.flow.completed(class);
                 own.known += u8::from(class == Class::Data);
             }
-            Event::See => {
-                let Packet { counts, class, number, is_offer } = own.arrived.pop()?;
+            Event::Waive => {
+                let count = own.flow.waivable()?;
+                let counts = own.flow.waive(count);
+                own.wire.push(Packet { waived: count as u8, ..packet(counts, Class::Waiver) });
+            }
+            Event::See | Event::SeeAndGrow => {
+                let Packet { counts, class, number, is_offer, waived } = own.arrived.pop()?;
+                if matches!(event, Event::SeeAndGrow) {
+                    let mut seen = own.flow;
+                    if class != Class::Data || seen.received(counts).is_err() || seen.growth() == 0 {
+                        return None;
+                    }
+                }
                 match class {
                     Class::Data => {
                         own.flow.received(counts).expect("the peer keeps to the protocol");
@@ -227,10 +254,20 @@ impl Case {
                         if own.seen == self.messages[1 - side] {
                             own.flow.peer_finished();
                         }
+                        if matches!(event, Event::SeeAndGrow) {
+                            let receives = own.flow.growth();
+                            own.posted += receives;
+                            own.flow.grow(receives);
+                        }
                         if is_offer {
                             own.flow.offer_received().expect("the peer keeps to the protocol");
                             own.to_read += 1;
                         }
+                    }
+                    Class::Waiver => {
+                        own.flow.waived(counts, waived.into()).expect("the peer keeps to the protocol");
+                        // The receive of this packet is posted again, and others are taken away.
+                        own.posted = (own.posted + 1).checked_sub(waived.into()).expect("they are posted");
                     }
                     Class::Answer => {
                         own.posted += 1;
@@ -295,7 +332,7 @@ impl Case {
             let all = self.messages[side];
             let is_answered = *to_read == 0 && flow.offers_open() == 0;
             // The peer has told that it has taken everything.
-            let is_taken = flow.has_taken(flow.sent());
+            let is_taken = all == 0 || flow.has_taken(state[side].positions[usize::from(all) - 1]);
             is_idle
                 && is_answered
                 && is_taken
@@ -306,17 +343,18 @@ impl Case {
     /// What must hold in each state, also because the connection may be lost in it.
     fn check(&self, state: &State, side: usize) {
         let [own, peer] = [&state[side], &state[1 - side]];
-        let taken = peer.seen - peer.kept;
-        assert!(
-            (taken + 1..=own.sent).all(|number| !own.flow.has_taken(self.start.wrapping_add(number.into()))),
-            "{state:#?}"
-        );
+        // A waiver tells that the packets before it were received, also those that the program keeps.
+        let taken = peer.seen - if self.windows == self.max_windows { peer.kept } else { 0 };
+        assert!((taken..own.sent).all(|number| !own.flow.has_taken(own.positions[usize::from(number)])), "{state:#?}");
         // Credit is conserved: each packet that the peer may send, or has sent, has a receive.
         let unseen = |class| {
             own.wire.items().iter().chain(peer.arrived.items()).filter(|packet| packet.class == class).count() as u32
         };
-        let data = own.flow.credit() + unseen(Class::Data) + u32::from(peer.kept);
-        assert!(data <= self.windows[1 - side], "{state:#?}");
+        let waived: u32 =
+            own.wire.items().iter().chain(peer.arrived.items()).map(|packet| u32::from(packet.waived)).sum();
+        let data = own.flow.credit() + unseen(Class::Data) + unseen(Class::Waiver) + waived + u32::from(peer.kept);
+        assert!(data <= peer.flow.window(), "{state:#?}");
+        assert!((self.windows[side]..=self.max_windows[side]).contains(&own.flow.window()), "{state:#?}");
         let control = own.flow.allowed.control.wrapping_sub(own.flow.sent.control);
         assert!(control + unseen(Class::Control) <= CONTROL, "{state:#?}");
         assert!(own.flow.offers_open() <= OFFERS && unseen(Class::Answer) <= peer.flow.offers_open(), "{state:#?}");
@@ -347,7 +385,15 @@ fn cases() -> impl Iterator<Item = Case> {
         pairs(0..=3).chain(longer).flat_map(move |messages| {
             (0..windows[0]).flat_map(move |hold| {
                 let windows = windows.map(u32::from);
-                let case = move |sends, start, offers| Case { windows, messages, sends, hold, start, offers };
+                let case = move |sends, start, offers| Case {
+                    windows,
+                    max_windows: windows,
+                    messages,
+                    sends,
+                    hold,
+                    start,
+                    offers,
+                };
                 // The second start wraps after the first packet.
                 let cases = [case(1, 0, false), case(2, u32::MAX, false)];
                 // One end makes more offers than may be open, or each end makes one.
@@ -362,10 +408,32 @@ fn cases() -> impl Iterator<Item = Case> {
     })
 }
 
+/// Cases in which the window of one or both ends changes.
+fn elastic_cases() -> impl Iterator<Item = Case> {
+    let windows = [([1, 1], [2, 1]), ([1, 1], [2, 2]), ([1, 1], [4, 1]), ([2, 1], [3, 1]), ([1, 2], [4, 2])];
+    windows.into_iter().flat_map(|(windows, max_windows)| {
+        let few = (0..=2).flat_map(|one| (0..=2).map(move |other| [one, other]));
+        few.chain([[3, 0], [0, 3], [5, 0], [0, 5]]).flat_map(move |messages| {
+            // A program that keeps all receives gets nothing more.
+            let hold = windows[0].min(windows[1]) as u8 - 1;
+            let second = (messages != [2, 2]).then_some((2, u32::MAX - 1, hold));
+            [(1, 0, 0)].into_iter().chain(second).map(move |(sends, start, hold)| Case {
+                windows,
+                max_windows,
+                messages,
+                sends,
+                hold,
+                start,
+                offers: false,
+            })
+        })
+    })
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "millions of states")]
 fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
-    let cases: Vec<Case> = cases().collect();
+    let cases: Vec<Case> = cases().chain(elastic_cases()).collect();
     let next = AtomicUsize::new(0);
     let explore =
         || std::iter::from_fn(|| Some(cases.get(next.fetch_add(1, Ordering::Relaxed))?.explore())).sum::<usize>();
@@ -379,15 +447,17 @@ fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
 
 #[test]
 fn a_lying_peer_is_found_out() {
-    let limits = Limits { window: 2, peer_window: 3, sends: 4 };
+    let limits = Limits { window: 2, max_window: 2, peer_window: 3, peer_max_window: 3, sends: 4, offers: OFFERS };
     let flow = Flow::new(limits);
-    let honest = Counts { data: 3, control: CONTROL, answered: 0 };
+    let honest = Counts { window: 3, data: 3, control: CONTROL, answered: 0, has_used_all: false };
     for lie in [
         Counts { data: 4, ..honest },
         Counts { data: u32::MAX, ..honest },
         Counts { data: 2, ..honest },
         Counts { control: CONTROL + 1, ..honest },
         Counts { control: 0, ..honest },
+        Counts { window: 2, ..honest },
+        Counts { window: 4, ..honest },
     ] {
         let [mut one, mut other] = [flow; 2];
         assert_eq!(one.received(lie), Err(Violation::ImpossibleCredit), "{lie:?}");
@@ -402,8 +472,9 @@ fn a_lying_peer_is_found_out() {
 
 #[test]
 fn a_peer_that_lies_about_offers_is_found_out() {
-    let mut flow = Flow::new(Limits { window: 8, peer_window: 8, sends: 4 });
-    let answered = |answered| Counts { data: 8, control: CONTROL, answered };
+    let limits = Limits { window: 8, max_window: 8, peer_window: 8, peer_max_window: 8, sends: 4, offers: OFFERS };
+    let mut flow = Flow::new(limits);
+    let answered = |answered| Counts { window: 0, data: 8, control: CONTROL, answered, has_used_all: false };
     flow.offer();
     for _ in 0..OFFERS {
         flow.offer_received().unwrap();
@@ -418,4 +489,29 @@ fn a_peer_that_lies_about_offers_is_found_out() {
     flow.answered(answered(1)).unwrap();
     assert_eq!(flow.answered(answered(1)), Err(Violation::ImpossibleAnswer));
     assert_eq!(flow.updated(answered(0)), Err(Violation::ImpossibleAnswer));
+}
+
+#[test]
+fn a_peer_that_waives_what_it_does_not_have_is_found_out() {
+    let limits = Limits { window: 1, max_window: 8, peer_window: 2, peer_max_window: 2, sends: 4, offers: OFFERS };
+    let mut flow = Flow::new(limits);
+    let honest = Counts { window: 2, data: 2, control: CONTROL, answered: 0, has_used_all: false };
+    let mut lied = flow;
+    assert_eq!(lied.waived(honest, 1), Err(Violation::ImpossibleWaiver), "of one, it needs one for the packet");
+    flow.received(honest).unwrap();
+    assert_eq!(flow.growth(), 0);
+    flow.returned();
+    flow.update().unwrap();
+    flow.received(Counts { has_used_all: true, ..honest }).unwrap();
+    assert_eq!(flow.growth(), 1);
+    flow.grow(flow.growth());
+    flow.returned();
+    flow.completed(Class::Control);
+    flow.update().expect("the peer has no credit");
+    for count in [2, u32::MAX] {
+        let mut lied = flow;
+        assert_eq!(lied.waived(honest, count), Err(Violation::ImpossibleWaiver));
+    }
+    flow.waived(honest, 1).unwrap();
+    assert_eq!(flow.window(), 1);
 }
