@@ -1,8 +1,9 @@
 //! Channels and streams of rdma-msg, which its own tests use on soft0 only.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
-use rdma_msg::{Channel, Connector, Error, Listener};
+use rdma_msg::{Channel, Connector, Error, Listener, SharedReceives};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -66,6 +67,47 @@ fn channels_echo_messages_of_all_sizes() {
         server.await.unwrap();
         let sent = client.statistics();
         assert_eq!((sent.messages_sent, sent.messages_acknowledged), (516, 516), "{sent:?}");
+    });
+}
+
+#[test]
+fn channels_share_receives() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    block_on(async {
+        let shared = SharedReceives::new(45, 1024);
+        let listener = Listener::builder().shared_receives(&shared).bind((address, 0)).await.unwrap();
+        let connector = Connector::new().unwrap();
+        let mut ends = Vec::new();
+        for _ in 0..4 {
+            let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+            ends.push((client.unwrap(), server.unwrap()));
+        }
+        assert_eq!(shared.reserved(), 20);
+        for _ in 0..2 {
+            for (client, server) in &ends {
+                let send = async {
+                    for len in 0..200 {
+                        client.send(&pattern(len * 50)[..]).await.unwrap();
+                    }
+                };
+                let receive = async {
+                    for len in 0..200 {
+                        assert!(*server.receive().await.unwrap().unwrap() == *pattern(len * 50));
+                    }
+                };
+                tokio::join!(send, receive);
+            }
+            assert!(shared.reserved() > 20);
+            // Idle peers give back what they do not need.
+            while shared.reserved() != 20 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        drop(ends);
+        while shared.reserved() != 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     });
 }
 
