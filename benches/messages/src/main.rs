@@ -1,4 +1,4 @@
-//! Messages over rdma-msg, TCP and Unix sockets, measured side by side.
+//! Messages over rdma-msg, TCP and Unix sockets, and gRPC over rdma-msg and TCP, measured side by side.
 //!
 //! Client and server are two processes. Over byte streams, a message is its length in four bytes and its bytes, by buffered
 //! readers and writers of 64 KiB.
@@ -6,6 +6,7 @@
 #[path = "../../service/src/child.rs"]
 mod child;
 mod compare;
+mod grpc;
 mod transport;
 #[path = "../../service/src/usage.rs"]
 mod usage;
@@ -20,7 +21,7 @@ use usage::processor_seconds;
 
 pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Measures messages over rdma-msg, TCP and Unix sockets.
+/// Measures messages over rdma-msg, TCP and Unix sockets, and gRPC over rdma-msg and TCP.
 #[derive(Parser, Debug)]
 #[command(version)]
 struct Options {
@@ -36,6 +37,9 @@ enum Command {
     Server {
         #[arg(long)]
         transport: Transport,
+        /// Serve gRPC.
+        #[arg(long)]
+        grpc: bool,
     },
     /// Exchange messages, and print a line of JSON.
     Client {
@@ -48,6 +52,7 @@ enum Command {
         /// Length of a message in bytes.
         #[arg(long, default_value_t = 64)]
         size: usize,
+        /// Connections; concurrent calls of one connection for gRPC.
         #[arg(long, default_value_t = 1)]
         connections: usize,
         #[arg(long, default_value_t = 1.0)]
@@ -62,6 +67,21 @@ enum Pattern {
     PingPong,
     /// Sends messages without waiting, and in the end waits until the server has all of them.
     OneWay,
+    /// Makes gRPC calls of one message, and waits for each reply.
+    Unary,
+    /// Sends messages in gRPC calls with streams in both directions, and waits for each to come back.
+    Stream,
+}
+
+impl Pattern {
+    fn is_grpc(self) -> bool {
+        matches!(self, Pattern::Unary | Pattern::Stream)
+    }
+}
+
+/// The name of a value on the command line.
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// What a client has measured.
@@ -83,10 +103,14 @@ struct Served {
 fn main() -> Result<()> {
     match Options::parse().command {
         Command::Compare(options) => compare::run(&options),
-        Command::Server { transport } => {
+        Command::Server { transport, grpc } => {
             rdma_safe::soft::install_by_default();
             let runtime = runtime()?;
             runtime.block_on(async {
+                if grpc {
+                    println!("{}", grpc::serve(transport).await?);
+                    return Ok(());
+                }
                 let listener = Listener::bind(transport).await?;
                 println!("{}", listener.address()?);
                 tokio::spawn(async move {
@@ -105,7 +129,8 @@ fn main() -> Result<()> {
         Command::Client { transport, address, pattern, size, connections, seconds } => {
             rdma_safe::soft::install_by_default();
             let time = Duration::from_secs_f64(seconds);
-            let measured = runtime()?.block_on(run(transport, address, pattern, size, connections, time))?;
+            let runtime = runtime()?;
+            let measured = runtime.block_on(run(transport, address, pattern, size, connections, time))?;
             println!("{}", serde_json::to_string(&measured)?);
             // The runtime is not shut down, since that takes time.
             std::process::exit(0);
@@ -155,13 +180,18 @@ async fn run(
     connections: usize,
     time: Duration,
 ) -> Result<Measured> {
-    let mut links = Vec::new();
-    for _ in 0..connections {
-        links.push(Link::connect(transport, &address).await?);
+    let (mut links, mut calls) = (Vec::new(), Vec::new());
+    if pattern.is_grpc() {
+        calls = grpc::Calls::connect(transport, &address, pattern, size, connections).await?;
+    } else {
+        for _ in 0..connections {
+            links.push(Link::connect(transport, &address).await?);
+        }
     }
     let (start, cpu) = (Instant::now(), processor_seconds());
-    let tasks: Vec<_> =
-        links.into_iter().map(|link| tokio::spawn(exchange(link, pattern, size, start + time))).collect();
+    let links = links.into_iter().map(|link| tokio::spawn(exchange(link, pattern, size, start + time)));
+    let calls = calls.into_iter().map(|calls| tokio::spawn(calls.run(start + time)));
+    let tasks: Vec<_> = links.chain(calls).collect();
     let (mut messages, mut latencies) = (0, Vec::new());
     for task in tasks {
         let (count, nanos) = task.await??;
@@ -208,5 +238,6 @@ async fn exchange(mut link: Link, pattern: Pattern, size: usize, end: Instant) -
             link.receive(|_| ()).await?.ok_or("the server has ended")?;
             Ok((count, latencies))
         }
+        Pattern::Unary | Pattern::Stream => Err("gRPC has calls instead of links".into()),
     }
 }

@@ -15,6 +15,12 @@ pub(crate) enum Transport {
     Unix,
 }
 
+impl Transport {
+    pub(crate) fn has_grpc(self) -> bool {
+        matches!(self, Transport::Stream | Transport::Tcp)
+    }
+}
+
 pub(crate) enum Listener {
     Channel(rdma_msg::Listener),
     Stream(rdma_msg::StreamListener),

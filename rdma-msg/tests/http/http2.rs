@@ -15,7 +15,7 @@ use crate::record::Record;
 use crate::server::{Body, Server, empty, full, pattern, pieces, trailers};
 use crate::transport::Transport;
 
-type HttpClient<T> = Client<<T as Transport>::Connector, Body>;
+pub(crate) type HttpClient<T> = Client<<T as Transport>::Connector, Body>;
 
 /// A server and a client with the windows for RDMA.
 async fn pair<T: Transport>() -> (Server, HttpClient<T>) {
@@ -25,7 +25,11 @@ async fn pair<T: Transport>() -> (Server, HttpClient<T>) {
 }
 
 /// A server and a client with these windows for streams and connections.
-async fn pair_with_windows<T: Transport>(stream: u32, connection: u32, streams: u32) -> (Server, HttpClient<T>) {
+pub(crate) async fn pair_with_windows<T: Transport>(
+    stream: u32,
+    connection: u32,
+    streams: u32,
+) -> (Server, HttpClient<T>) {
     let configure = |builder: &mut auto::Builder<TokioExecutor>| {
         builder
             .http2()
@@ -66,7 +70,7 @@ async fn all(mut tasks: JoinSet<(usize, Record)>) -> Record {
 }
 
 /// Opens the connection. Requests that start before it is open would open further ones.
-async fn open_connection<T: Transport>(server: &Server, client: &HttpClient<T>) {
+pub(crate) async fn open_connection<T: Transport>(server: &Server, client: &HttpClient<T>) {
     let mut record = Record::default();
     record.response("first", get::<T>(server, client, "/hello").await).await;
     record.assert_no_error();
@@ -198,8 +202,8 @@ pub(crate) async fn graceful_shutdown<T: Transport>() -> Record {
     record
 }
 
-/// Number of streams of [`flood`].
-fn streams() -> usize {
+/// Number of streams of [`flood`] and of [`crate::busy`].
+pub(crate) fn streams() -> usize {
     std::env::var("RDMA_MSG_HTTP_STREAMS").map_or(300, |count| count.parse().unwrap())
 }
 

@@ -1,10 +1,13 @@
 //! hyper and tonic over streams: a client observes the same over TCP and over soft0, also with loss and delay.
 //!
-//! `RDMA_MSG_HTTP_STREAMS` is the number of concurrent HTTP/2 streams of the flood, 300 by default.
+//! `RDMA_MSG_HTTP_STREAMS` is the number of concurrent HTTP/2 streams of the tests with many, 300 by default, and
+//! `RDMA_MSG_HTTP_SECONDS` the time for which they stay busy, 2 by default. The stage `explore` of `cargo xtask test` has 10 000 of
+//! them for a minute.
 
 #[path = "../../../rdma-async/tests/support/mod.rs"]
 mod support;
 
+mod busy;
 mod grpc;
 mod http1;
 mod http2;
@@ -60,6 +63,13 @@ scenarios! {
     grpc_calls_of_one_message: grpc::unary,
     grpc_streams_of_messages: grpc::streaming,
     grpc_cancellation_reaches_the_server: grpc::cancellation,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http2_streams_stay_busy_in_both_directions() {
+    let _soft = soft0();
+    let _network = NETWORK.read().await;
+    busy::streams_stay_busy::<Rdma>().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

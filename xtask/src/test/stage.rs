@@ -15,7 +15,8 @@ pub(super) enum Stage {
     Soft,
     /// Tests on an RDMA device, on SoftRoCE
     Device,
-    /// The connection manager of soft0: its states, random runs and hostile peers, in a release build
+    /// The connection manager of soft0: its states, random runs and hostile peers; 10 000 HTTP/2 streams for a minute; in a
+    /// release build
     Explore,
     /// cargo clippy with warnings denied
     Clippy,
@@ -98,7 +99,7 @@ impl Stage {
             Stage::Doctest | Stage::Aarch64 => 30,
             Stage::Miri => 1200,
             Stage::Sanitize | Stage::Foreign | Stage::Hosts => 180,
-            Stage::Explore => 240,
+            Stage::Explore => 420,
         }
     }
 }

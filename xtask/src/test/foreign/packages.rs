@@ -11,10 +11,19 @@ use crate::apt::{self, Apt};
 use crate::{process, soft, workspace};
 
 /// Packages to unpack, together with their dependencies.
-const PROGRAMS: [&str; 7] =
-    ["ucx-utils", "openmpi-bin", "rdmacm-utils", "ibverbs-utils", "perftest", "libfabric-bin", "fio"];
+const PROGRAMS: [&str; 9] = [
+    "ucx-utils",
+    "openmpi-bin",
+    "rdmacm-utils",
+    "ibverbs-utils",
+    "perftest",
+    "libfabric-bin",
+    "fio",
+    "curl",
+    "nghttp2-client",
+];
 /// A program of each package, and an argument with which it succeeds, if there is one.
-const PROOFS: [(&str, Option<&str>); 7] = [
+const PROOFS: [(&str, Option<&str>); 9] = [
     ("ucx_info", Some("-v")),
     ("orterun", Some("--version")),
     ("rping", None),
@@ -22,6 +31,8 @@ const PROOFS: [(&str, Option<&str>); 7] = [
     ("ib_send_bw", None),
     ("fi_info", Some("--version")),
     ("fio", Some("--version")),
+    ("curl", Some("--version")),
+    ("h2load", Some("--version")),
 ];
 /// Packages that are needed for some of their files, also if they are installed: a header, and the Python package with its tests.
 const FILES: [&str; 2] = ["libopenmpi-dev", "python3-pyverbs"];
