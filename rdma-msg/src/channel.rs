@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use rdma_async::{Connection, coop};
-use rdma_pool::Budget;
+use rdma_pool::{Budget, Pool};
 use rdma_safe::cm::Address;
-use rdma_safe::{Access, ExposedRegion, ProtectionDomain};
+use rdma_safe::{ProtectionDomain, ReadableRegion};
 
 use crate::engine::{Engine, Progress, Reserved, Waits};
 use crate::error::{Error, Result};
@@ -81,6 +81,7 @@ pub(crate) struct Owner {
     pub(crate) addresses: [Option<Address>; 2],
     /// The domain in which memory is registered that the peer reads.
     pub(crate) pd: ProtectionDomain,
+    pub(crate) pool: Pool,
     /// Length from which on the peer reads a message of owned memory where it is.
     pub(crate) rendezvous_threshold: usize,
 }
@@ -102,15 +103,16 @@ impl Channel {
     /// peer, see [`Channel::flush`]. If the future is dropped before it is ready, the message does not arrive, also if parts of
     /// it were sent already.
     ///
-    /// A long `Vec<u8>` ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)) is not copied: the peer
-    /// reads it in place when its program receives it, and the future is ready after that. Such a message may still arrive after
-    /// the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
+    /// A long `Vec<u8>`, `Bytes` or registered buffer is not copied: the peer reads it in place when its program receives it, and
+    /// the future is ready after that ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). Such a message
+    /// may still arrive after the future is dropped. Its memory is freed when the peer has read it, or when the channel ends. Memory
+    /// that cannot be registered is copied.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
     pub fn send<'c>(&'c self, message: impl Into<Payload<'c>>) -> Send<'c> {
         let waiting = Waiting::new(&self.handle, Waits::ToSend);
-        Send { waiting, message: message.into(), progress: Progress::default(), offer: Offer::None }
+        Send { waiting, message: message.into(), progress: Progress::default(), offer: Offer::Undecided }
     }
 
     /// The next message; `None` when the peer sends no more.
@@ -167,6 +169,12 @@ impl Channel {
         self.handle.statistics()
     }
 
+    /// The pool of registered memory that the connections of the driver share, for messages that are sent as buffers.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.handle.0.pool
+    }
+
     /// The address of this end.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
@@ -185,11 +193,12 @@ impl Handle {
     pub(crate) async fn start(options: &Options, connection: Connection, own: &Hello) -> Result<Self> {
         let peer = own.decode(connection.private_data())?;
         let packet = own.packet.min(peer.packet) as usize;
-        let pool = connection.pool();
-        let get = |budget, len| async move { pool.get_async(budget, len).await.map_err(rdma_async::Error::from) };
+        let of_connection = connection.pool();
+        let get =
+            |budget, len| async move { of_connection.get_async(budget, len).await.map_err(rdma_async::Error::from) };
         let control = [get(Budget::Control, HEADER).await?, get(Budget::Control, HEADER).await?];
         let reserved = Reserved { packet: get(Budget::Sends, packet).await?, control };
-        let pd = connection.pd().clone();
+        let (pd, pool) = (connection.pd().clone(), connection.pool().clone());
         let addresses = [connection.local_address(), connection.peer_address()];
         let limits = Limits {
             window: own.window,
@@ -201,7 +210,8 @@ impl Handle {
         };
         let shared =
             Shared::new(|wakers, channel| Engine::new(connection, [own, &peer], limits, reserved, wakers, channel));
-        Ok(Handle(Arc::new(Owner { shared, addresses, pd, rendezvous_threshold: options.rendezvous_threshold })))
+        let rendezvous_threshold = options.rendezvous_threshold;
+        Ok(Handle(Arc::new(Owner { shared, addresses, pd, pool, rendezvous_threshold })))
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
@@ -356,10 +366,12 @@ pub struct Send<'c> {
 
 /// A message that the peer reads where it is.
 enum Offer {
-    /// It is sent in packets, or was not polled.
+    /// The future was not polled yet.
+    Undecided,
+    /// The message is sent in packets.
     None,
     /// Registered, and not offered yet. `None` once it is offered.
-    Exposed(Option<ExposedRegion>),
+    Exposed(Option<ReadableRegion>),
     /// Offered. The peer has read it after this many answers.
     Made(u64),
 }
@@ -370,9 +382,9 @@ impl Future for Send<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let Send { waiting, message, progress, offer } = &mut *self;
         let Owner { pd, rendezvous_threshold, .. } = &*waiting.handle().0;
-        if let (Offer::None, Some(memory)) = (&*offer, message.take_exposable(*rendezvous_threshold)) {
-            let region = pd.expose(memory, Access::REMOTE_READ).map_err(rdma_async::Error::from)?;
-            *offer = Offer::Exposed(Some(region));
+        if let Offer::Undecided = offer {
+            let region = message.expose(pd, *rendezvous_threshold);
+            *offer = region.map_or(Offer::None, |region| Offer::Exposed(Some(region)));
         }
         if let Offer::Exposed(region) = offer {
             let number = ready!(waiting.poll(context, |engine| engine.try_offer(region)))?;

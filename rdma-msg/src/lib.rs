@@ -56,7 +56,7 @@
 //!
 //! | a future is dropped | |
 //! |---|---|
-//! | [`Channel::send`] | the message does not arrive, unless it is a long `Vec<u8>` that the peer was already told of |
+//! | [`Channel::send`] | the message does not arrive, unless it is long memory that the peer was already told of |
 //! | [`Channel::flush`], [`Channel::finish`] | can be called again |
 //! | [`Channel::receive`] | loses no message |
 //! | [`Channel::close`] | the channel is closed when its last handle is dropped |

@@ -77,8 +77,8 @@ macro_rules! setters {
             self
         }
 
-        /// Length in bytes from which on the peer reads a `Vec<u8>` in place instead of receiving copies; 64 KiB by default.
-        /// Channels only.
+        /// Length in bytes from which on the peer reads memory in place instead of receiving copies; 64 KiB by default. Channels
+        /// only, and for memory that [moves in](crate::Payload).
         ///
         /// The memory is registered for that message alone, and deregistered when the peer has read it. So nothing is copied, but a
         /// registration costs system calls on hardware. `usize::MAX` disables it.

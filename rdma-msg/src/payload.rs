@@ -3,12 +3,13 @@
 use std::fmt;
 use std::io::IoSlice;
 
-use rdma_safe::Buffer;
+use rdma_safe::mr::RegisterError;
+use rdma_safe::{Buffer, ProtectionDomain, ReadableRegion, SharedBuffer};
 
 /// The bytes of a message to send: a slice, a list of slices, or memory that moves into the channel.
 ///
-/// The peer reads a long `Vec<u8>` where it is: [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold).
-/// Everything else is copied into packets.
+/// The peer reads long memory that moves in where it is: `Vec<u8>`, `Bytes` and registered buffers; see
+/// [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold). Everything else is copied into packets.
 pub struct Payload<'a>(Source<'a>);
 
 enum Source<'a> {
@@ -18,6 +19,8 @@ enum Source<'a> {
     #[cfg(feature = "bytes")]
     Bytes(bytes::Bytes),
     Buffer(Buffer),
+    /// A buffer that cannot be exposed.
+    Shared(SharedBuffer),
 }
 
 impl Payload<'_> {
@@ -36,12 +39,21 @@ impl Payload<'_> {
         self.len() == 0
     }
 
-    /// Takes memory that the peer can read where it is, if the message has at least `least` bytes.
-    pub(crate) fn take_exposable(&mut self, least: usize) -> Option<Vec<u8>> {
-        match &mut self.0 {
-            Source::Vec(bytes) if bytes.len() >= least.max(1) => Some(std::mem::take(bytes)),
-            _ => None,
+    /// Registers memory that the peer can read where it is, if the message has at least `least` bytes. `None` if it is to be copied,
+    /// also if it cannot be registered.
+    pub(crate) fn expose(&mut self, pd: &ProtectionDomain, least: usize) -> Option<ReadableRegion> {
+        if self.len() < least.max(1) {
+            return None;
         }
+        let (region, source) = match std::mem::replace(&mut self.0, Source::Slice(&[])) {
+            Source::Vec(bytes) => kept(pd.expose_read_only(bytes), Source::Vec),
+            #[cfg(feature = "bytes")]
+            Source::Bytes(bytes) => kept(pd.expose_read_only(bytes), Source::Bytes),
+            Source::Buffer(buffer) => kept(pd.expose_read_only(buffer.freeze()), Source::Shared),
+            copied => (None, Some(copied)),
+        };
+        self.0 = source.unwrap_or(Source::Slice(&[]));
+        region
     }
 
     /// Copies the bytes from `offset` on, as many as `target` has room for.
@@ -74,7 +86,19 @@ impl Payload<'_> {
             #[cfg(feature = "bytes")]
             Source::Bytes(bytes) => bytes,
             Source::Buffer(buffer) => buffer,
+            Source::Shared(buffer) => buffer,
         }
+    }
+}
+
+/// The region, or the memory to copy.
+fn kept<'a, M>(
+    exposed: Result<ReadableRegion, RegisterError<M>>,
+    copied: impl FnOnce(M) -> Source<'a>,
+) -> (Option<ReadableRegion>, Option<Source<'a>>) {
+    match exposed {
+        Ok(region) => (Some(region), None),
+        Err(error) => (None, Some(copied(error.memory))),
     }
 }
 

@@ -22,7 +22,7 @@
 //!                    ├─ ThreadDomain, DmaHandle, Counters, CompletionCounter, FlowAction
 //!                    ├─ DeviceMemory ── DeviceRegion
 //!                    ├─ XrcDomain ── XrcTarget
-//!                    ├─ ProtectionDomain ─┬─ Buffer, SharedBuffer, ExposedRegion, NullRegion, RawMemoryRegion, ImportedRegion
+//!                    ├─ ProtectionDomain ─┬─ Buffer, SharedBuffer, ReadableRegion, ExposedRegion, NullRegion, RawMemoryRegion, ImportedRegion
 //!                    │                    ├─ MemoryWindow
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
@@ -148,7 +148,7 @@ pub use endpoint::{
     Peer, ReceivePool, Work, WorkId,
 };
 pub use error::{Errno, Error, Result};
-pub use mr::{Access, Buffer, ExposedRegion, Gather, RawMemoryRegion, RemoteMemory, SharedBuffer};
+pub use mr::{Access, Buffer, ExposedRegion, Gather, RawMemoryRegion, ReadableRegion, RemoteMemory, SharedBuffer};
 pub use pd::ProtectionDomain;
 pub use port::{LinkLayer, Mtu, PortState};
 pub use post::{Inline, PostError, RecvBatch, Remote, SendBatch, SendFlags, SendOps, Sge, UdTarget, WorkRequest};

@@ -15,7 +15,7 @@ use std::sync::Weak;
 use std::task::{Context, Poll, Waker};
 
 use rdma_async::Connection;
-use rdma_safe::{Buffer, ExposedRegion};
+use rdma_safe::{Buffer, ReadableRegion};
 
 use crate::channel::Statistics;
 use crate::error::{Error, Violation};
@@ -89,7 +89,7 @@ pub(crate) struct Effects {
 #[derive(Default)]
 pub(crate) struct Freed {
     /// Memory of messages that the peer has read, or can no longer read.
-    regions: Vec<ExposedRegion>,
+    regions: Vec<ReadableRegion>,
     buffers: Vec<Buffer>,
     packets: Vec<Arrived>,
     readings: Vec<Reading>,

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use rdma_async::{OwnedOperation, SendOne, Threads};
 use rdma_pool::Budget;
-use rdma_safe::{Buffer, ExposedRegion};
+use rdma_safe::{Buffer, ReadableRegion};
 
 use super::{Engine, Reserved};
 use crate::error::Error;
@@ -43,7 +43,7 @@ pub(super) struct Outgoing {
     /// Packets in the send queue, in order.
     pub(super) sending: VecDeque<Sent>,
     /// Memory that the peer was offered and has not read.
-    offers: VecDeque<ExposedRegion>,
+    offers: VecDeque<ReadableRegion>,
     /// Whether the parts so far are to be cancelled.
     cancel_due: bool,
     /// Whether this end is to say that it sends no more.
@@ -115,7 +115,7 @@ impl Outgoing {
     }
 
     /// The memory of all offers that are not answered.
-    pub(super) fn take_offers(&mut self) -> impl Iterator<Item = ExposedRegion> {
+    pub(super) fn take_offers(&mut self) -> impl Iterator<Item = ReadableRegion> {
         self.offers.drain(..)
     }
 
@@ -247,9 +247,9 @@ impl Engine {
     /// room.
     ///
     /// The caller must be the first in line.
-    pub(crate) fn try_offer(&mut self, memory: &mut Option<ExposedRegion>) -> Result<Option<u64>, Error> {
+    pub(crate) fn try_offer(&mut self, memory: &mut Option<ReadableRegion>) -> Result<Option<u64>, Error> {
         self.check_open()?;
-        let Some(remote) = memory.as_ref().map(ExposedRegion::remote) else { return Err(Error::Closed) };
+        let Some(remote) = memory.as_ref().map(ReadableRegion::remote) else { return Err(Error::Closed) };
         if remote.len > self.outgoing.max_message as u64 {
             return Err(Error::TooLong { len: remote.len as usize, max: self.outgoing.max_message });
         }

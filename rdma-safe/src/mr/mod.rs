@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`Buffer`] | this process, and the device while the buffer is in flight | `&[u8]`, `&mut [u8]` |
 //! | [`SharedBuffer`] | this process and, at any time, the device, which only reads | `&[u8]` |
+//! | [`ReadableRegion`] | this process, and at any time peers, which only read | `&[u8]` |
 //! | [`ExposedRegion`] | this process, and peers at any time | atomic access, never a slice |
 //! | [`NullRegion`] | there are no bytes | none: a key |
 //! | [`ImportedRegion`] | determined by its owner, another process | none: keys |
@@ -30,6 +31,7 @@ mod null;
 mod piece;
 mod provider_memory;
 mod raw;
+mod readable;
 mod reclaim;
 mod region;
 mod register;
@@ -55,6 +57,7 @@ pub use null::NullRegion;
 pub use piece::Piece;
 pub use provider_memory::ProviderMemory;
 pub use raw::RawMemoryRegion;
+pub use readable::ReadableRegion;
 pub use reclaim::{ReclaimError, ReclaimReason};
 pub(crate) use region::Region;
 pub use register::RegisterError;

@@ -62,11 +62,12 @@ unsafe impl ReadOnly for Arc<memmap2::Mmap> {
 }
 
 /// What a region keeps of memory that is not written.
-struct ReadOnlyBacking<M>(M);
+pub(super) struct ReadOnlyBacking<M>(pub(super) M);
 
 // SAFETY: one initialised slice that does not move as long as the value exists, by the contract of `ReadOnly`. This type deviates
-// from the contract of `Backing` in that the memory may have shared references and may not be writable. Only `share` makes it: the
-// region has no write access, and the `Buffer` that covers it is in a `SharedBuffer`, which never lends or returns it mutably.
+// from the contract of `Backing` in that the memory may have shared references and may not be writable. Only `share` and
+// `expose_read_only` make it: the region has no write access. The `Buffer` that covers it is in a `SharedBuffer`, which never lends
+// or returns it mutably, or there is none.
 unsafe impl<M: ReadOnly> Backing for ReadOnlyBacking<M> {
     fn address(&self) -> NonNull<u8> {
         NonNull::from(self.0.bytes()).cast()
