@@ -36,7 +36,8 @@ const ALIGN: usize = 64;
 struct Shared<S: Sharing> {
     messages: u32,
     message_size: usize,
-    devices: S::Cell<Vec<(ProtectionDomain, S::Rc<SharedQueue<S>>)>>,
+    /// One for each device.
+    queues: S::Cell<Vec<S::Rc<SharedQueue<S>>>>,
 }
 
 impl<S: Sharing> Clone for SharedReceives<S> {
@@ -51,7 +52,7 @@ impl<S: Sharing> SharedReceives<S> {
     pub fn new(messages: u32, message_size: usize) -> Self {
         let message_size = message_size.clamp(1, 1 << 30).next_multiple_of(ALIGN);
         SharedReceives {
-            shared: S::rc(Shared { messages: messages.max(1), message_size, devices: S::cell(Vec::new()) }),
+            shared: S::rc(Shared { messages: messages.max(1), message_size, queues: S::cell(Vec::new()) }),
         }
     }
 
@@ -70,8 +71,8 @@ impl<S: Sharing> SharedReceives<S> {
     /// The number of receives that connections have reserved, on all devices. It includes messages that readers keep.
     #[must_use]
     pub fn reserved(&self) -> u32 {
-        S::with(&self.shared.devices, |devices| {
-            devices.iter().map(|(_, queue)| self.messages() - S::with(&queue.state, |state| state.free)).sum()
+        S::with(&self.shared.queues, |queues| {
+            queues.iter().map(|queue| self.messages() - S::with(&queue.state, |state| state.free)).sum()
         })
     }
 
@@ -85,18 +86,16 @@ impl<S: Sharing> SharedReceives<S> {
     }
 
     fn queue(&self, pd: &ProtectionDomain) -> Result<S::Rc<SharedQueue<S>>> {
-        let find = |devices: &mut Vec<(ProtectionDomain, S::Rc<SharedQueue<S>>)>| {
-            devices.iter().find(|(other, _)| other.is_same(pd)).map(|(_, queue)| queue.clone())
-        };
-        if let Some(queue) = S::with(&self.shared.devices, find) {
+        let find = |queues: &mut Vec<S::Rc<SharedQueue<S>>>| queues.iter().find(|queue| queue.pd.is_same(pd)).cloned();
+        if let Some(queue) = S::with(&self.shared.queues, find) {
             return Ok(queue);
         }
         let queue = S::rc(SharedQueue::new(pd, self.messages(), self.message_size())?);
-        Ok(S::with(&self.shared.devices, |devices| match find(devices) {
+        Ok(S::with(&self.shared.queues, |queues| match find(queues) {
             // Another thread was faster.
             Some(other) => other,
             None => {
-                devices.push((pd.clone(), queue.clone()));
+                queues.push(queue.clone());
                 queue
             }
         }))
@@ -115,6 +114,7 @@ impl<S: Sharing> fmt::Debug for SharedReceives<S> {
 
 /// The shared receives of one device.
 pub(crate) struct SharedQueue<S: Sharing> {
+    pd: ProtectionDomain,
     /// A queue of connections may be locked when this is locked, but not the other way around.
     state: S::Cell<State>,
     /// The addresses of the memory for messages.
@@ -136,7 +136,7 @@ impl<S: Sharing> SharedQueue<S> {
         for buffer in whole.into_chunks(message_size)? {
             pool.receive(buffer).map_err(|rejected| rdma_safe::Error::from(rejected.error))?;
         }
-        Ok(SharedQueue { state: S::cell(State { pool, free: messages }), memory })
+        Ok(SharedQueue { pd: pd.clone(), state: S::cell(State { pool, free: messages }), memory })
     }
 
     /// Endpoints of the builder use these receives.

@@ -1,6 +1,6 @@
 //! What an idle connection gives back: buffers for packets, and credit for receives that the peer shares with others.
 
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use rdma_async::Deadline;
@@ -34,7 +34,7 @@ impl Engine {
         }
         let Idle { deadline, waker, .. } = &mut self.idle;
         let until = Instant::now() + TIME;
-        if let Poll::Pending = deadline.poll(until, &mut Context::from_waker(waker)) {
+        if deadline.poll(until, &mut Context::from_waker(waker)).is_pending() {
             self.idle.sent_before = Some(self.counts.statistics.packets_sent);
         }
     }
