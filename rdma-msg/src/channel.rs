@@ -190,13 +190,19 @@ impl Channel {
 
 impl Handle {
     /// Starts the engine of a connection whose handshake is complete.
-    pub(crate) async fn start(options: &Options, connection: Connection, own: &Hello) -> Result<Self> {
+    pub(crate) async fn start(
+        options: &Options,
+        connection: Connection,
+        own: &Hello,
+        has_connected: bool,
+    ) -> Result<Self> {
         let peer = own.decode(connection.private_data())?;
         let packet = own.packet.min(peer.packet) as usize;
         let of_connection = connection.pool();
         let get =
             |budget, len| async move { of_connection.get_async(budget, len).await.map_err(rdma_async::Error::from) };
-        let control = [get(Budget::Control, HEADER).await?, get(Budget::Control, HEADER).await?];
+        let control = || get(Budget::Control, HEADER);
+        let control = [control().await?, control().await?, control().await?];
         let reserved = Reserved { packet: get(Budget::Sends, packet).await?, control };
         let (pd, pool) = (connection.pd().clone(), connection.pool().clone());
         let addresses = [connection.local_address(), connection.peer_address()];
@@ -208,8 +214,9 @@ impl Handle {
             sends: options.sends,
             offers: options.offers(),
         };
-        let shared =
-            Shared::new(|wakers, channel| Engine::new(connection, [own, &peer], limits, reserved, wakers, channel));
+        let shared = Shared::new(|wakers, channel| {
+            Engine::new(connection, [own, &peer], limits, has_connected, reserved, wakers, channel)
+        });
         let rendezvous_threshold = options.rendezvous_threshold;
         Ok(Handle(Arc::new(Owner { shared, addresses, pd, pool, rendezvous_threshold })))
     }

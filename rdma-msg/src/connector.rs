@@ -60,7 +60,7 @@ impl Connector {
         let hello = self.options.hello(purpose);
         let connector = transport!(&self.options, hello, self.transport.clone());
         let connection = connector.connect(peer).await?;
-        Handle::start(&self.options, connection, &hello).await
+        Handle::start(&self.options, connection, &hello, true).await
     }
 }
 

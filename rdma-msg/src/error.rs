@@ -23,6 +23,11 @@ pub enum Error {
     /// This end has closed or aborted the channel, or has said that it sends no more.
     #[error("the channel was closed on this side")]
     Closed,
+    /// The program of the peer has not answered for this time, although its device may. It may be stopped, or hang.
+    #[error(
+        "the program of the peer has not answered for {0:?}: it is stopped, or its runtime is blocked; raise keepalive if that may be"
+    )]
+    Unresponsive(std::time::Duration),
     /// The deadline of a blocking call has passed. The channel can still be used.
     #[error("timed out after {0:?}")]
     Timeout(std::time::Duration),
@@ -87,6 +92,9 @@ pub enum Violation {
     /// An answer to an offer that was not made, or that was answered before.
     #[error("it has answered an offer that was not made, or twice")]
     ImpossibleAnswer,
+    /// A probe while this end has it.
+    #[error("it has sent a probe out of turn")]
+    UnexpectedProbe,
     /// A packet that is shorter than its header, or whose frames exceed it.
     #[error("a packet is shorter than its frames")]
     Truncated,
@@ -128,7 +136,7 @@ impl From<Error> for std::io::Error {
             Error::Connection(Connection::Closed) | Error::Closed => ErrorKind::BrokenPipe,
             Error::Connection(Connection::Failed(_)) => ErrorKind::ConnectionAborted,
             Error::TooLong { .. } => ErrorKind::InvalidInput,
-            Error::Timeout(_) => ErrorKind::TimedOut,
+            Error::Timeout(_) | Error::Unresponsive(_) => ErrorKind::TimedOut,
             Error::Protocol(_) | Error::Incompatible(_) => ErrorKind::InvalidData,
             Error::Connection(_) => ErrorKind::Other,
         };

@@ -93,7 +93,7 @@ impl Acceptor {
     async fn accept(&self) -> Result<Handle> {
         loop {
             let connection = self.transport.accept().await?;
-            match Handle::start(&self.options, connection, &self.hello).await {
+            match Handle::start(&self.options, connection, &self.hello, false).await {
                 // The peer finds out by the private data of this end.
                 Err(Error::Incompatible(_) | Error::Protocol(_)) => {}
                 started => return started,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::SharedReceives;
 use crate::engine::READS;
-use crate::flow::{ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS};
-use crate::wire::{Hello, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
+use crate::flow::{ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS, PROBE_SENDS, PROBES};
+use crate::wire::{Hello, Keepalive, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
 
 /// Options of channels and streams, for [`Connector`](crate::Connector) and [`Listener`](crate::Listener).
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ macro_rules! setters {
 
         /// Packets that may wait at this end, 1 to 16384; 16 by default. The peer sends no more until messages are dropped.
         ///
-        /// A connection has receives for as many packets, and five for control packets.
+        /// A connection has receives for as many packets, and six for control packets.
         pub fn window(mut self, packets: u32) -> Self {
             self.options.window = packets.clamp(1, crate::wire::MAX_WINDOW);
             self
@@ -87,7 +87,12 @@ macro_rules! setters {
             self
         }
 
-        /// Time within which a silent death of the peer is noticed; 10 s by default. `None` disables it.
+        /// Time within which it is noticed that the peer is silent; 10 s by default. `None` disables it.
+        ///
+        /// A connection that is otherwise silent exchanges probes, which the program of the peer has to answer. If it does not, since
+        /// it is stopped or its runtime is blocked, the connection ends with [`Error::Unresponsive`](crate::Error::Unresponsive). So
+        /// the time has to exceed what a program may block the threads of its runtime, also in a debugger. A pause of this program
+        /// does not count.
         pub fn keepalive(mut self, within: impl Into<Option<std::time::Duration>>) -> Self {
             self.options.keepalive = within.into();
             self
@@ -141,6 +146,7 @@ impl Options {
             purpose,
             window: self.first_window(),
             max_window,
+            keepalive: self.keepalive.map_or(Keepalive::Any, Keepalive::Within),
             packet: self.packet_size.clamp(MIN_PACKET, packet),
             message: match purpose {
                 Purpose::Messages => self.max_message as u64,
@@ -151,11 +157,11 @@ impl Options {
     }
 
     pub(crate) fn transport_sends(&self) -> u32 {
-        self.sends + CONTROL_SENDS + ANSWER_SENDS + READS
+        self.sends + CONTROL_SENDS + ANSWER_SENDS + PROBE_SENDS + READS
     }
 
     pub(crate) fn transport_receives(&self) -> u32 {
-        self.first_window() + CONTROL + self.offers()
+        self.first_window() + CONTROL + self.offers() + PROBES
     }
 
     /// The window of a new connection.

@@ -6,14 +6,14 @@ use crate::wire::{MAX_PACKET, MIN_PACKET};
 
 /// Receives that the connections of a listener share, instead of a [`window`](crate::ListenerBuilder::window) for each.
 ///
-/// A connection keeps five receives: one for data, and four so that control packets always find one. When its peer sends more, it
+/// A connection keeps six receives: one for data, and five so that control packets always find one. When its peer sends more, it
 /// reserves further ones, up to its window. A peer that has sent nothing for 100 ms gives them back. So thousands of connections
 /// need memory for those that are in use. When all receives are reserved, connections go on with the ones that they have, which is
 /// slower, and new connections are rejected with the reason.
 ///
 /// ```no_run
 /// # async fn example() -> rdma_msg::Result<()> {
-/// // 32 MiB for at most 1638 connections.
+/// // 32 MiB for at most 1365 connections.
 /// let shared = rdma_msg::SharedReceives::new(8192, 4096);
 /// let listener = rdma_msg::Listener::builder().shared_receives(&shared).bind("0.0.0.0:7471").await?;
 /// # Ok(())

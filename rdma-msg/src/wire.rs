@@ -20,6 +20,8 @@
 //!
 //! Payloads are padded to a multiple of [`ALIGN`] bytes. Bytes that must be 0 are ignored by the receiver.
 
+use std::time::Duration;
+
 use rdma_safe::RemoteMemory;
 
 use crate::error::{Incompatible, Violation};
@@ -46,6 +48,9 @@ pub(crate) enum Class {
     Answer,
     /// A receive of the window. It has no frames: its sender gives up credit.
     Waiver,
+    /// A receive for probes. It has no frames: its sender wants to know whether the program of the receiver runs, or shows that its
+    /// own does.
+    Probe,
 }
 
 /// What a frame is.
@@ -101,6 +106,7 @@ pub(crate) fn decode_header(packet: &[u8]) -> Result<(Class, Counts), Violation>
         1 => Class::Control,
         2 => Class::Answer,
         3 => Class::Waiver,
+        4 => Class::Probe,
         _ => return Err(Violation::UnknownKind),
     };
     let window = u16::from_be_bytes([header[2], header[3]]).into();
@@ -217,6 +223,7 @@ pub(crate) fn decode_abort(payload: &[u8]) -> Result<(u32, String), Violation> {
 /// | 12 to 15 | longest packet that it can receive, in bytes |
 /// | 16 to 23 | longest message that it accepts, in bytes |
 /// | 24 to 27 | most receives for data packets that it may have; 0 if their number never changes |
+/// | 28 to 31 | time in ms within which it wants to hear from the peer; 0 if it does not answer probes |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
     pub(crate) versions: [u8; 2],
@@ -226,6 +233,35 @@ pub(crate) struct Hello {
     pub(crate) message: u64,
     /// Equals `window` if that never changes.
     pub(crate) max_window: u32,
+    pub(crate) keepalive: Keepalive,
+}
+
+/// The time within which an end wants to hear from the program of its peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keepalive {
+    /// The end does not answer probes.
+    Unknown,
+    /// It answers them, and does not want to know.
+    Any,
+    Within(Duration),
+}
+
+impl Keepalive {
+    fn encode(self) -> u32 {
+        match self {
+            Keepalive::Unknown => 0,
+            Keepalive::Any => u32::MAX,
+            Keepalive::Within(time) => u32::try_from(time.as_millis()).unwrap_or(u32::MAX).clamp(1, u32::MAX - 1),
+        }
+    }
+
+    fn decode(number: u32) -> Self {
+        match number {
+            0 => Keepalive::Unknown,
+            u32::MAX => Keepalive::Any,
+            time => Keepalive::Within(Duration::from_millis(time.into())),
+        }
+    }
 }
 
 /// What a connection is used for.
@@ -245,16 +281,17 @@ pub(crate) const MAX_PACKET: u32 = 1 << 20;
 pub(crate) const MAX_WINDOW: u32 = 1 << 14;
 
 impl Hello {
-    pub(crate) fn encode(&self) -> [u8; 28] {
+    pub(crate) fn encode(&self) -> [u8; 32] {
         let max_window = if self.max_window == self.window { 0 } else { self.max_window };
-        let mut bytes = [0; 28];
+        let mut bytes = [0; 32];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&self.versions);
         bytes[6] = self.purpose as u8;
         bytes[8..12].copy_from_slice(&self.window.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.packet.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.message.to_be_bytes());
-        bytes[24..].copy_from_slice(&max_window.to_be_bytes());
+        bytes[24..28].copy_from_slice(&max_window.to_be_bytes());
+        bytes[28..].copy_from_slice(&self.keepalive.encode().to_be_bytes());
         bytes
     }
 
@@ -289,7 +326,8 @@ impl Hello {
         if !are_possible {
             return Err(Violation::Handshake.into());
         }
-        Ok(Hello { versions, purpose, window, packet, message, max_window })
+        let keepalive = Keepalive::decode(private_data.get(28..32).map_or(0, number));
+        Ok(Hello { versions, purpose, window, packet, message, max_window, keepalive })
     }
 }
 
@@ -304,6 +342,7 @@ mod tests {
         packet: 8192,
         message: 1 << 30,
         max_window: 4,
+        keepalive: Keepalive::Within(Duration::from_millis(700)),
     };
 
     #[test]
@@ -331,7 +370,7 @@ mod tests {
         let packet =
             header(Class::Control, Counts { window: 1, data: 1, control: 2, answered: 0, has_used_all: false });
         assert_eq!(decode_header(&packet[..HEADER - 1]), Err(Violation::Truncated));
-        assert_eq!(decode_header(&[4; HEADER]), Err(Violation::UnknownKind));
+        assert_eq!(decode_header(&[5; HEADER]), Err(Violation::UnknownKind));
         assert_eq!(decode_waiver(&[0; HEADER + WAIVER - 1]), Err(Violation::Truncated));
         assert_eq!(decode_waiver(&[[0; HEADER].as_slice(), &[0, 0, 1, 2]].concat()), Ok(0x102));
         let mut packet = frame(Kind::Whole, 1).to_vec();
@@ -358,8 +397,12 @@ mod tests {
         let mut sent = own.encode().to_vec();
         sent.resize(56, 0);
         assert_eq!(own.decode(&sent).unwrap(), own);
-        // Ends whose window never changes need not say so.
-        assert_eq!(own.decode(&sent[..24]).unwrap(), own);
+        // The window of an older end never changes, and it does not answer probes.
+        assert_eq!(own.decode(&sent[..24]).unwrap(), Hello { keepalive: Keepalive::Unknown, ..own });
+        for keepalive in [Keepalive::Unknown, Keepalive::Any, Keepalive::Within(Duration::from_secs(1 << 22))] {
+            let peer = Hello { keepalive, ..own };
+            assert_eq!(own.decode(&peer.encode()).unwrap(), peer);
+        }
         let elastic = Hello { window: 1, max_window: 7, ..own };
         assert_eq!(own.decode(&elastic.encode()).unwrap(), elastic);
         let newer = hello([1, 7]);

@@ -67,7 +67,7 @@ async fn a_lying_peer_ends_its_own_channel_only() {
     for (expected, packets) in [
         (Violation::Truncated, vec![vec![0; 15]]),
         (Violation::Truncated, vec![vec![]]),
-        (Violation::UnknownKind, vec![packet(4, HONEST, &[])]),
+        (Violation::UnknownKind, vec![packet(5, HONEST, &[])]),
         (Violation::Truncated, vec![packet(3, HONEST, &[0; 3])]),
         (Violation::ImpossibleWaiver, vec![packet(3, HONEST, &1_u32.to_be_bytes())]),
         (Violation::ImpossibleWaiver, vec![packet(3, HONEST, &u32::MAX.to_be_bytes())]),
@@ -210,6 +210,46 @@ async fn a_stopped_peer_ends_all_waits() {
         peer
     };
     let (errors, _peer) = ends_after("a_stopped_peer_ends_all_waits", stop).await;
-    let is_failed = |error: &Error| matches!(error, Error::Connection(rdma_async::Error::Failed(_)));
+    // Its device has stopped, too.
+    let is_failed = |error: &Error| {
+        matches!(error, Error::Connection(rdma_async::Error::Failed(_)) | Error::Unresponsive(KEEPALIVE))
+    };
     assert!(errors.iter().all(is_failed), "{errors:?}");
+}
+
+#[tokio::test]
+async fn a_peer_whose_runtime_is_blocked_ends_all_waits() {
+    let _soft = soft0();
+    if peer::role().is_some() {
+        // Blocks the only thread of this runtime, while the device goes on.
+        let listener = Listener::builder().keepalive(None).bind("127.0.0.1:0").await.unwrap();
+        peer::report(listener.local_address());
+        let _channel = listener.accept().await.unwrap();
+        peer::report("accepted");
+        peer::wait_to_be_killed();
+    }
+    let (errors, _peer) = ends_after("a_peer_whose_runtime_is_blocked_ends_all_waits", |peer| peer).await;
+    assert!(errors.iter().all(|error| matches!(error, Error::Unresponsive(KEEPALIVE))), "{errors:?}");
+}
+
+#[tokio::test]
+async fn silent_channels_live_on_whichever_end_wants_to_know() {
+    let _soft = soft0();
+    let short = Duration::from_millis(300);
+    for [of_connector, of_listener] in [[Some(short), None], [None, Some(short)], [Some(short), Some(2 * short)]] {
+        let listener = Listener::builder().keepalive(of_listener).bind("127.0.0.1:0").await.unwrap();
+        let connector = rdma_msg::Connector::new().unwrap().keepalive(of_connector);
+        let (client, server) =
+            soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
+        let (client, server) = (client.unwrap(), server.unwrap());
+        tokio::time::sleep(4 * short).await;
+        // One direction is in use, and the other one is silent.
+        for _ in 0..8 {
+            server.send("a word").await.unwrap();
+            assert_eq!(&*soon(client.receive()).await.unwrap().unwrap(), b"a word");
+            tokio::time::sleep(short / 2).await;
+        }
+        client.send("an answer").await.unwrap();
+        assert_eq!(&*soon(server.receive()).await.unwrap().unwrap(), b"an answer");
+    }
 }

@@ -190,7 +190,7 @@ async fn schedule(seed: u64) -> bool {
     let mut listener = listener.rendezvous_threshold(random.index(20_000));
     let mut connector = Connector::new().unwrap().window(windows[0]).packet_size(sizes[0]);
     // One or both ends share receives, which may not suffice for the windows of both.
-    let shared = SharedReceives::new(10 + random.below(12) as u32, sizes[1]);
+    let shared = SharedReceives::new(12 + random.below(12) as u32, sizes[1]);
     let (listener_shares, connector_shares) = (random.below(3) == 0, random.below(3) == 0);
     if listener_shares {
         listener = listener.shared_receives(&shared).window(8);

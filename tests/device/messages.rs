@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::cm::address;
+use crate::support::peer::{self, Peer};
 use crate::support::{DEADLINE, device};
 
 /// Runs a future with tokio, for a limited time.
@@ -75,7 +76,7 @@ fn channels_share_receives() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     block_on(async {
-        let shared = SharedReceives::new(45, 1024);
+        let shared = SharedReceives::new(49, 1024);
         let listener = Listener::builder().shared_receives(&shared).bind((address, 0)).await.unwrap();
         let connector = Connector::new().unwrap();
         let mut ends = Vec::new();
@@ -83,7 +84,7 @@ fn channels_share_receives() {
             let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
             ends.push((client.unwrap(), server.unwrap()));
         }
-        assert_eq!(shared.reserved(), 20);
+        assert_eq!(shared.reserved(), 24);
         for _ in 0..2 {
             for (client, server) in &ends {
                 let send = async {
@@ -98,9 +99,9 @@ fn channels_share_receives() {
                 };
                 tokio::join!(send, receive);
             }
-            assert!(shared.reserved() > 20);
+            assert!(shared.reserved() > 24);
             // Idle peers give back what they do not need.
-            while shared.reserved() != 20 {
+            while shared.reserved() != 24 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
@@ -149,5 +150,33 @@ fn an_abort_reaches_the_peer() {
         client.abort(7, "no space left");
         let error = server.receive().await.unwrap_err();
         assert!(matches!(&error, Error::Aborted { code: 7, reason } if **reason == *"no space left"), "{error}");
+    });
+}
+
+#[test]
+fn a_program_that_is_stopped_ends_its_channels() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let within = Duration::from_secs(5);
+    block_on(async {
+        if peer::role().is_some() {
+            let listener = Listener::bind((address, 0)).await.unwrap();
+            peer::report(listener.local_address());
+            let _channel = listener.accept().await.unwrap();
+            peer::report("accepted");
+            tokio::task::block_in_place(|| peer::wait_to_be_killed());
+        }
+        let mut peer = Peer::start("messages::a_program_that_is_stopped_ends_its_channels", "server");
+        let connector = Connector::new().unwrap().keepalive(within);
+        let channel = connector.connect(peer.next_report().as_str()).await.unwrap();
+        assert_eq!(peer.next_report(), "accepted");
+        peer.stop();
+        let error = channel.receive().await.unwrap_err();
+        // The device of a stopped program answers, unless it is software in its process.
+        let is_software = rdma.context.device_name().starts_with("soft");
+        match error {
+            Error::Unresponsive(found) => assert_eq!(found, within),
+            error => assert!(is_software && matches!(error, Error::Connection(_)), "{error}"),
+        }
     });
 }

@@ -17,11 +17,13 @@ pub(super) struct Idle {
     waker: Waker,
     /// If a look is due: the number of packets that were sent when that was decided.
     sent_before: Option<u64>,
+    /// When to look.
+    until: Instant,
 }
 
 impl Idle {
     pub(super) fn new(deadline: Deadline, waker: Waker) -> Self {
-        Idle { deadline, waker, sent_before: None }
+        Idle { deadline, waker, sent_before: None, until: Instant::now() }
     }
 }
 
@@ -35,12 +37,16 @@ impl Engine {
         let Idle { deadline, waker, .. } = &mut self.idle;
         let until = Instant::now() + TIME;
         if deadline.poll(until, &mut Context::from_waker(waker)).is_pending() {
+            self.idle.until = until;
             self.idle.sent_before = Some(self.counts.statistics.packets_sent);
         }
     }
 
     /// Gives back what an idle connection does not need.
-    pub(crate) fn look(&mut self) {
+    pub(super) fn look_for_idleness(&mut self) {
+        if Instant::now() < self.idle.until {
+            return;
+        }
         let Some(before) = self.idle.sent_before.take() else { return };
         if before != self.counts.statistics.packets_sent || self.ended.is_some() || self.outgoing.has_frames() {
             return;

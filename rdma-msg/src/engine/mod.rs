@@ -3,6 +3,7 @@
 //! It is behind a lock, and never waits. [`Engine::run`] takes what the connection has, [`Engine::settle`] sends what there is
 //! credit for. No code of the user runs inside: wakers are collected.
 
+mod alive;
 mod idle;
 mod incoming;
 mod outgoing;
@@ -24,6 +25,7 @@ use crate::shared::{OwnWakers, Shared};
 use crate::waiting::{Line, Place, Wakers};
 use crate::wire::{Class, Hello};
 
+use alive::Alive;
 use idle::Idle;
 use incoming::{Arrived, Incoming};
 use outgoing::{Outgoing, Sent};
@@ -38,6 +40,7 @@ pub(crate) struct Engine {
     /// Runs the engine when the connection has something for it.
     waker: Waker,
     idle: Idle,
+    alive: Alive,
     flow: Flow,
     outgoing: Outgoing,
     incoming: Incoming,
@@ -64,7 +67,9 @@ struct Counts {
     packets_acknowledged: u64,
     offers_made: u64,
     offers_answered: u64,
-    /// Packets of all classes.
+    /// Packets of all classes that have arrived.
+    heard: u64,
+    /// Packets of all classes that were sent.
     posted: u64,
     completed: u64,
 }
@@ -113,7 +118,7 @@ pub(crate) enum Waits {
 /// Memory of a connection that is reserved before its engine starts.
 pub(crate) struct Reserved {
     pub(crate) packet: Buffer,
-    pub(crate) control: [Buffer; 2],
+    pub(crate) control: [Buffer; 3],
 }
 
 impl Engine {
@@ -121,14 +126,17 @@ impl Engine {
         connection: Connection,
         [own, peer]: [&Hello; 2],
         limits: Limits,
+        has_connected: bool,
         reserved: Reserved,
         wakers: OwnWakers,
         channel: Weak<Shared>,
     ) -> Self {
+        let keepalives = [own.keepalive, peer.keepalive];
         Engine {
             waker: wakers.run,
-            idle: Idle::new(connection.deadline(), wakers.look),
-            flow: Flow::new(limits),
+            idle: Idle::new(connection.deadline(), wakers.look.clone()),
+            alive: Alive::new(connection.deadline(), wakers.look, keepalives, has_connected),
+            flow: Flow::new(limits, has_connected),
             outgoing: Outgoing::new([own, peer], limits.sends, reserved),
             incoming: Incoming::new(connection.receiver(), own, channel),
             connection,
@@ -162,6 +170,7 @@ impl Engine {
         if self.ended.is_none() {
             self.send_due();
             self.look_later();
+            self.watch();
         }
         let Engine { senders, readers, flushers, wakers, ended, .. } = self;
         if ended.is_some() {
@@ -368,6 +377,7 @@ impl Engine {
 
     fn arrive(&mut self, packet: rdma_async::Message) -> Result<(), Violation> {
         let (class, counts) = crate::wire::decode_header(&packet)?;
+        self.counts.heard += 1;
         match class {
             Class::Data => {
                 self.flow.received(counts)?;
@@ -382,12 +392,13 @@ impl Engine {
                 self.flow.waived(counts, count)?;
                 self.connection.release_receives(count);
             }
-            Class::Control | Class::Answer => {
+            Class::Control | Class::Answer | Class::Probe => {
                 let is_alone = packet.len() == crate::wire::HEADER;
                 // Its receive is posted again before the peer is told.
                 drop(packet);
                 match class {
                     Class::Control => self.flow.updated(counts)?,
+                    Class::Probe => self.flow.probed(counts)?,
                     _ => self.flow.answered(counts)?,
                 }
                 if !is_alone {

@@ -128,7 +128,7 @@ impl Outgoing {
     pub(super) fn take_back(&mut self, class: Class, buffer: Buffer) {
         match class {
             Class::Data | Class::Waiver => self.spare.push(buffer),
-            Class::Control | Class::Answer => self.control.push(buffer),
+            Class::Control | Class::Answer | Class::Probe => self.control.push(buffer),
         }
     }
 
@@ -430,6 +430,9 @@ impl Engine {
         }
         if let Some(counts) = self.flow.answer() {
             self.post_control(Class::Answer, counts);
+        }
+        if let Some(counts) = self.due_probe() {
+            self.post_control(Class::Probe, counts);
         }
         if let Some(counts) = self.flow.update() {
             self.counts.statistics.updates_sent += 1;

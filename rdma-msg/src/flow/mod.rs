@@ -20,6 +20,11 @@
 //! | an update is due when the peer has sent its last data | the peer knows that all was taken, also if the last ACK is lost |
 //! | only data makes an update due, never an update | two ends do not exchange updates for ever |
 //!
+//! # Probes
+//!
+//! An end can ask whether the program of its peer still runs. The end that has connected sends a probe, and the other end sends it
+//! back. So only one is on its way at any time, and each end has one more receive for it.
+//!
 //! # Windows that change
 //!
 //! An end whose receives are shared with other connections starts with a small window. When its peer has used up its credit, the
@@ -49,6 +54,12 @@ pub(crate) const OFFERS: u32 = 2;
 
 /// Entries of the send queue for answers. An answer covers all offers before it.
 pub(crate) const ANSWER_SENDS: u32 = 1;
+
+/// Receives for probes.
+pub(crate) const PROBES: u32 = 1;
+
+/// Entries of the send queue for probes.
+pub(crate) const PROBE_SENDS: u32 = 1;
 
 /// Counts that each packet carries. They wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -93,7 +104,9 @@ pub(crate) struct Flow {
     /// Packets that the peer allows.
     allowed: Counts,
     /// Entries of the send queue in use, by class.
-    in_flight: [u32; 3],
+    in_flight: [u32; 4],
+    /// Whether the probe is at this end.
+    has_probe: bool,
     /// Packets received, or waived.
     received: Counts,
     /// Offers made.
@@ -111,13 +124,13 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Both ends have posted their receives.
-    pub(crate) fn new(limits: Limits) -> Self {
-        Flow::starting_at(limits, 0)
+    /// Both ends have posted their receives. The probe starts at one of them.
+    pub(crate) fn new(limits: Limits, has_probe: bool) -> Self {
+        Flow::starting_at(limits, has_probe, 0)
     }
 
     /// All counts start at `start`, to test that they wrap.
-    fn starting_at(limits: Limits, start: u32) -> Self {
+    fn starting_at(limits: Limits, has_probe: bool, start: u32) -> Self {
         let counts = |window: u32, data: u32, control: u32| Counts {
             window,
             data: start.wrapping_add(data),
@@ -130,7 +143,8 @@ impl Flow {
             window: limits.window,
             sent: counts(0, 0, 0),
             allowed: counts(limits.peer_window, limits.peer_window, CONTROL),
-            in_flight: [0; 3],
+            in_flight: [0; 4],
+            has_probe,
             received: counts(0, 0, 0),
             offers_made: start,
             offers_received: start,
@@ -291,6 +305,24 @@ impl Flow {
         Some(self.post(Class::Control))
     }
 
+    /// Sends the probe with these counts. `None` if it is at the peer, or if the send queue is full.
+    pub(crate) fn probe(&mut self) -> Option<Counts> {
+        if !self.has_probe || self.in_flight[entry(Class::Probe)] >= PROBE_SENDS {
+            return None;
+        }
+        self.has_probe = false;
+        Some(self.post(Class::Probe))
+    }
+
+    /// The probe has arrived. Its receive is posted again.
+    pub(crate) fn probed(&mut self, counts: Counts) -> Result<(), Violation> {
+        if self.has_probe {
+            return Err(Violation::UnexpectedProbe);
+        }
+        self.has_probe = true;
+        self.learn(counts)
+    }
+
     fn post(&mut self, class: Class) -> Counts {
         self.in_flight[entry(class)] += 1;
         self.told = self.grant();
@@ -376,5 +408,6 @@ fn entry(class: Class) -> usize {
         Class::Data | Class::Waiver => 0,
         Class::Control => 1,
         Class::Answer => 2,
+        Class::Probe => 3,
     }
 }

@@ -118,6 +118,8 @@ struct End {
     seen: u8,
     /// Offers of the peer that this end has still to read.
     to_read: u8,
+    /// Probes that this end may still send.
+    probes: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +135,8 @@ struct Case {
     start: u32,
     /// Whether all messages are offers.
     offers: bool,
+    /// Probes that each end sends.
+    probes: u8,
 }
 
 type State = [End; 2];
@@ -160,9 +164,11 @@ enum Event {
     Read,
     /// This end sends an answer.
     Answer,
+    /// This end sends the probe.
+    Probe,
 }
 
-const EVENTS: [Event; 10] = [
+const EVENTS: [Event; 11] = [
     Event::Send,
     Event::Update,
     Event::Deliver,
@@ -173,6 +179,7 @@ const EVENTS: [Event; 10] = [
     Event::Return,
     Event::Read,
     Event::Answer,
+    Event::Probe,
 ];
 
 impl Case {
@@ -183,17 +190,18 @@ impl Case {
             let limits = Limits { window, max_window, peer_window, peer_max_window, sends: self.sends, offers: OFFERS };
             let none = packet(Counts { window: 0, data: 0, control: 0, answered: 0, has_used_all: false }, Class::Data);
             End {
-                flow: Flow::starting_at(limits, self.start),
+                flow: Flow::starting_at(limits, side == 0, self.start),
                 sent: 0,
                 positions: [0; 8],
                 wire: Queue::new(none),
                 arrived: Queue::new(none),
                 acknowledged: Queue::new(Class::Data),
                 known: 0,
-                posted: window + CONTROL + OFFERS,
+                posted: window + CONTROL + OFFERS + PROBES,
                 kept: 0,
                 seen: 0,
                 to_read: 0,
+                probes: self.probes,
             }
         })
     }
@@ -269,6 +277,10 @@ impl Case {
                         // The receive of this packet is posted again, and others are taken away.
                         own.posted = (own.posted + 1).checked_sub(waived.into()).expect("they are posted");
                     }
+                    Class::Probe => {
+                        own.posted += 1;
+                        own.flow.probed(counts).expect("the peer keeps to the protocol");
+                    }
                     Class::Answer => {
                         own.posted += 1;
                         own.flow.answered(counts).expect("the peer keeps to the protocol");
@@ -291,6 +303,11 @@ impl Case {
             Event::Read => {
                 own.to_read = own.to_read.checked_sub(1)?;
                 own.flow.offer_done();
+            }
+            Event::Probe => {
+                own.probes = own.probes.checked_sub(1)?;
+                let counts = own.flow.probe()?;
+                own.wire.push(packet(counts, Class::Probe));
             }
             Event::Answer => {
                 let counts = own.flow.answer()?;
@@ -358,8 +375,11 @@ impl Case {
         let control = own.flow.allowed.control.wrapping_sub(own.flow.sent.control);
         assert!(control + unseen(Class::Control) <= CONTROL, "{state:#?}");
         assert!(own.flow.offers_open() <= OFFERS && unseen(Class::Answer) <= peer.flow.offers_open(), "{state:#?}");
-        let [data, control, answers] = own.flow.in_flight;
-        assert!(data <= self.sends && control <= CONTROL_SENDS && answers <= ANSWER_SENDS, "{state:#?}");
+        let [data, control, answers, probes] = own.flow.in_flight;
+        assert!(
+            data <= self.sends && control <= CONTROL_SENDS && answers <= ANSWER_SENDS && probes <= PROBE_SENDS,
+            "{state:#?}"
+        );
         // If the connection is lost now, the peer sees the messages that its device has received and no others. This end knows only
         // of messages among these.
         let arrived: Vec<u8> = peer
@@ -393,6 +413,7 @@ fn cases() -> impl Iterator<Item = Case> {
                     hold,
                     start,
                     offers,
+                    probes: 0,
                 };
                 // The second start wraps after the first packet.
                 let cases = [case(1, 0, false), case(2, u32::MAX, false)];
@@ -412,12 +433,11 @@ fn cases() -> impl Iterator<Item = Case> {
 fn elastic_cases() -> impl Iterator<Item = Case> {
     let windows = [([1, 1], [2, 1]), ([1, 1], [2, 2]), ([1, 1], [4, 1]), ([2, 1], [3, 1]), ([1, 2], [4, 2])];
     windows.into_iter().flat_map(|(windows, max_windows)| {
-        let few = (0..=2).flat_map(|one| (0..=2).map(move |other| [one, other]));
-        few.chain([[3, 0], [0, 3], [5, 0], [0, 5]]).flat_map(move |messages| {
+        let few = (0..=3).flat_map(|one| (0..=3 - one).map(move |other| [one, other]));
+        few.chain([[0, 5]]).flat_map(move |messages| {
             // A program that keeps all receives gets nothing more.
             let hold = windows[0].min(windows[1]) as u8 - 1;
-            let second = (messages != [2, 2]).then_some((2, u32::MAX - 1, hold));
-            [(1, 0, 0)].into_iter().chain(second).map(move |(sends, start, hold)| Case {
+            [(1, 0, 0), (2, u32::MAX - 1, hold)].map(move |(sends, start, hold)| Case {
                 windows,
                 max_windows,
                 messages,
@@ -425,7 +445,25 @@ fn elastic_cases() -> impl Iterator<Item = Case> {
                 hold,
                 start,
                 offers: false,
+                probes: 0,
             })
+        })
+    })
+}
+
+/// Cases in which the ends probe each other.
+fn probed_cases() -> impl Iterator<Item = Case> {
+    let windows = [([1, 1], [1, 1]), ([1, 1], [1, 2]), ([1, 2], [1, 2])];
+    windows.into_iter().flat_map(|(windows, max_windows)| {
+        [[0, 0], [1, 0], [0, 1], [1, 1], [2, 1], [0, 3]].map(|messages| Case {
+            windows,
+            max_windows,
+            messages,
+            sends: 1,
+            hold: 0,
+            start: u32::MAX,
+            offers: false,
+            probes: 2,
         })
     })
 }
@@ -433,7 +471,7 @@ fn elastic_cases() -> impl Iterator<Item = Case> {
 #[test]
 #[cfg_attr(miri, ignore = "millions of states")]
 fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
-    let cases: Vec<Case> = cases().chain(elastic_cases()).collect();
+    let cases: Vec<Case> = cases().chain(elastic_cases()).chain(probed_cases()).collect();
     let next = AtomicUsize::new(0);
     let explore =
         || std::iter::from_fn(|| Some(cases.get(next.fetch_add(1, Ordering::Relaxed))?.explore())).sum::<usize>();
@@ -448,7 +486,7 @@ fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
 #[test]
 fn a_lying_peer_is_found_out() {
     let limits = Limits { window: 2, max_window: 2, peer_window: 3, peer_max_window: 3, sends: 4, offers: OFFERS };
-    let flow = Flow::new(limits);
+    let flow = Flow::new(limits, true);
     let honest = Counts { window: 3, data: 3, control: CONTROL, answered: 0, has_used_all: false };
     for lie in [
         Counts { data: 4, ..honest },
@@ -473,7 +511,7 @@ fn a_lying_peer_is_found_out() {
 #[test]
 fn a_peer_that_lies_about_offers_is_found_out() {
     let limits = Limits { window: 8, max_window: 8, peer_window: 8, peer_max_window: 8, sends: 4, offers: OFFERS };
-    let mut flow = Flow::new(limits);
+    let mut flow = Flow::new(limits, true);
     let answered = |answered| Counts { window: 0, data: 8, control: CONTROL, answered, has_used_all: false };
     flow.offer();
     for _ in 0..OFFERS {
@@ -494,7 +532,7 @@ fn a_peer_that_lies_about_offers_is_found_out() {
 #[test]
 fn a_peer_that_waives_what_it_does_not_have_is_found_out() {
     let limits = Limits { window: 1, max_window: 8, peer_window: 2, peer_max_window: 2, sends: 4, offers: OFFERS };
-    let mut flow = Flow::new(limits);
+    let mut flow = Flow::new(limits, true);
     let honest = Counts { window: 2, data: 2, control: CONTROL, answered: 0, has_used_all: false };
     let mut lied = flow;
     assert_eq!(lied.waived(honest, 1), Err(Violation::ImpossibleWaiver), "of one, it needs one for the packet");
@@ -514,4 +552,18 @@ fn a_peer_that_waives_what_it_does_not_have_is_found_out() {
     }
     flow.waived(honest, 1).unwrap();
     assert_eq!(flow.window(), 1);
+}
+
+#[test]
+fn a_peer_that_probes_out_of_turn_is_found_out() {
+    let limits = Limits { window: 1, max_window: 1, peer_window: 1, peer_max_window: 1, sends: 1, offers: OFFERS };
+    let honest = Counts { window: 1, data: 1, control: CONTROL, answered: 0, has_used_all: false };
+    let mut flow = Flow::new(limits, true);
+    assert_eq!(flow.probed(honest), Err(Violation::UnexpectedProbe));
+    flow.probe().unwrap();
+    assert_eq!(flow.probe(), None, "it is at the peer");
+    flow.probed(honest).unwrap();
+    assert_eq!(flow.probe(), None, "the send queue is full");
+    flow.completed(Class::Probe);
+    flow.probe().unwrap();
 }
