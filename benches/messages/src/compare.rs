@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use crate::child::Ended;
-use crate::{Measured, Result, Served};
+use crate::{Measured, Result, Served, ucx};
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
@@ -25,46 +25,75 @@ pub(crate) struct Options {
     seconds: f64,
 }
 
-/// The name, the transport, and the environment of both processes.
-type Column = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+/// What exchanges the messages.
+#[derive(Clone, Copy)]
+enum Program {
+    /// This program: a transport, and the environment of both processes.
+    Own(&'static str, &'static [(&'static str, &'static str)]),
+    /// `ucx_perftest` with these transports.
+    Ucx(&'static str),
+}
 
 const UDP: &[(&str, &str)] = &[("RDMA_SOFT_UDP", "1")];
 
-const COLUMNS: [Column; 6] = [
-    ("Channel, shared memory", "channel", &[]),
-    ("Channel, UDP", "channel", UDP),
-    ("Stream, shared memory", "stream", &[]),
-    ("Stream, UDP", "stream", UDP),
-    ("TCP", "tcp", &[]),
-    ("Unix socket", "unix", &[]),
+const COLUMNS: [(&str, Program); 8] = [
+    ("Channel, shared memory", Program::Own("channel", &[])),
+    ("Channel, UDP", Program::Own("channel", UDP)),
+    ("Stream, shared memory", Program::Own("stream", &[])),
+    ("Stream, UDP", Program::Own("stream", UDP)),
+    ("TCP", Program::Own("tcp", &[])),
+    ("Unix socket", Program::Own("unix", &[])),
+    ("UCX, shared memory", Program::Ucx("shm,self")),
+    ("UCX, TCP", Program::Ucx("tcp,self")),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let has_ucx = ucx::is_installed();
+    if !has_ucx {
+        eprintln!("The rows of UCX are missing, since ucx_perftest is not installed (package ucx-utils).");
+    } else if options.connections.iter().any(|connections| *connections != 1) {
+        eprintln!("UCX is measured with one connection only: ucx_perftest has one for each process.");
+    }
     println!("| pattern | connections | bytes | transport | messages/s | MiB/s | p50 µs | p99 µs | CPU µs/message |");
     println!("|---|---|---|---|---|---|---|---|---|");
     for pattern in &options.patterns {
         for connections in &options.connections {
             for size in &options.sizes {
-                row(options, pattern, *connections, *size)?;
+                let is_measured = |program| match program {
+                    Program::Own(..) => true,
+                    Program::Ucx(_) => has_ucx && *connections == 1,
+                };
+                let columns: Vec<_> = COLUMNS.into_iter().filter(|(_, program)| is_measured(*program)).collect();
+                row(options, &columns, pattern, *connections, *size)?;
             }
         }
     }
     Ok(())
 }
 
-fn row(options: &Options, pattern: &str, connections: usize, size: usize) -> Result<()> {
-    let mut rounds = [const { Vec::new() }; COLUMNS.len()];
+fn row(options: &Options, columns: &[(&str, Program)], pattern: &str, connections: usize, size: usize) -> Result<()> {
+    let mut rounds = vec![Vec::new(); columns.len()];
     for _ in 0..options.rounds {
-        for ((_, transport, environment), rounds) in COLUMNS.iter().zip(&mut rounds) {
-            rounds.push(measure(options, transport, environment, pattern, connections, size)?);
+        for ((_, program), rounds) in columns.iter().zip(&mut rounds) {
+            rounds.push(match program {
+                Program::Own(transport, environment) => {
+                    measure(options, transport, environment, pattern, connections, size)?
+                }
+                Program::Ucx(tls) => {
+                    // Its processor time is that of both ends.
+                    (ucx::measure(tls, pattern, size, options.seconds)?, Served { cpu_seconds: 0.0 })
+                }
+            });
         }
     }
-    for ((name, ..), mut rounds) in COLUMNS.iter().zip(rounds) {
+    for ((name, _), mut rounds) in columns.iter().zip(rounds) {
         rounds.sort_by(|a, b| rate(&a.0).total_cmp(&rate(&b.0)));
         let (median, served) = &rounds[rounds.len() / 2];
         let cpu = (median.cpu_seconds + served.cpu_seconds) * 1e6 / median.messages as f64;
         let (rate, bytes) = (rate(median), size as f64 / f64::from(1 << 20));
         let latencies = match pattern {
+            // ucx_perftest prints one percentile.
+            "ping-pong" if median.p99_us.is_nan() => format!("{:.1} | ", median.p50_us),
             "ping-pong" => format!("{:.1} | {:.1}", median.p50_us, median.p99_us),
             _ => "| ".to_owned(),
         };

@@ -8,6 +8,7 @@ mod child;
 mod compare;
 mod count;
 mod transport;
+mod ucx;
 #[path = "../../service/src/usage.rs"]
 mod usage;
 
