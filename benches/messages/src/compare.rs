@@ -90,6 +90,7 @@ fn row(options: &Options, columns: &[(&str, Program)], pattern: &str, connection
         rounds.sort_by(|a, b| rate(&a.0).total_cmp(&rate(&b.0)));
         let (median, served) = &rounds[rounds.len() / 2];
         let cpu = (median.cpu_seconds + served.cpu_seconds) * 1e6 / median.messages as f64;
+        let cpu = if cpu.is_nan() { String::new() } else { format!("{cpu:.2}") };
         let (rate, bytes) = (rate(median), size as f64 / f64::from(1 << 20));
         let latencies = match pattern {
             // ucx_perftest prints one percentile.
@@ -98,7 +99,7 @@ fn row(options: &Options, columns: &[(&str, Program)], pattern: &str, connection
             _ => "| ".to_owned(),
         };
         println!(
-            "| {pattern} | {connections} | {size} | {name} | {rate:.0} | {:.1} | {latencies} | {cpu:.2} |",
+            "| {pattern} | {connections} | {size} | {name} | {rate:.0} | {:.1} | {latencies} | {cpu} |",
             rate * bytes
         );
     }

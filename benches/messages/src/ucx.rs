@@ -51,8 +51,9 @@ pub(crate) fn measure(tls: &str, pattern: &str, size: usize, seconds: f64) -> Re
         messages = (wanted as u64).clamp(2 * FEW, messages * GROWTH);
         many = run(tls, test, size, messages)?;
     }
-    // The start of both programs takes longer than many messages.
-    let cpu_seconds = (many.cpu_seconds - few.cpu_seconds).max(0.0) * messages as f64 / (messages - FEW) as f64;
+    // The start of both programs takes longer than many messages. On a busy machine, the first run can take longer than the last.
+    let more = many.cpu_seconds - few.cpu_seconds;
+    let cpu_seconds = if more > 0.0 { more * messages as f64 / (messages - FEW) as f64 } else { f64::NAN };
     Ok(Measured {
         messages,
         seconds: length(&many, messages),
