@@ -22,8 +22,8 @@ const HOST: &str = "10.9.9.1";
 const PORT: u16 = 7471;
 /// Attempts to run a program.
 ///
-/// The first run reads the program from the host, and the clock jumps meanwhile. UCX goes to sleep without a look at the queue that
-/// it has just armed. On rxe it then misses a message that came before, and hangs.
+/// The first run reads the program from the host, and the clock jumps meanwhile. `ucx_perftest -E sleep` may hang on rxe: both
+/// ends then sleep in poll(2).
 const ATTEMPTS: u32 = 4;
 /// Limit of a run of UCX in seconds on the guest's clock.
 const UCX_LIMIT: &str = "30";
