@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         Some(test::inside::ARGUMENT) => return finish(test::inside::main(&words[2..])),
         Some(demo::inside::ARGUMENT) => return finish(demo::inside::main(&words[2..])),
         Some(bench::connections::inside::ARGUMENT) => return finish(bench::connections::inside::main(&words[2..])),
+        Some(bench::messages::inside::ARGUMENT) => return finish(bench::messages::inside::main(&words[2..])),
         Some(bench::pingpong::inside::ARGUMENT) => return finish(bench::pingpong::inside::main(&words[2..])),
         Some(bench::softroce::inside::ARGUMENT) => return finish(bench::softroce::inside::main(&words[2..])),
         _ => {}

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::child::Ended;
 use crate::transport::Transport;
-use crate::{Measured, Pattern, Result, Served, name};
+use crate::{Measured, Pattern, Result, Served, name, ucx};
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
@@ -26,52 +26,97 @@ pub(crate) struct Options {
     seconds: f64,
 }
 
-/// The name, the transport, and the environment of both processes.
-type Column = (&'static str, Transport, &'static [(&'static str, &'static str)]);
+/// What exchanges the messages.
+#[derive(Clone, Copy)]
+enum Program {
+    /// This program: a transport, and the environment of both processes.
+    Own(Transport, &'static [(&'static str, &'static str)]),
+    /// `ucx_perftest` with these transports.
+    Ucx(&'static str),
+}
+
+impl Program {
+    /// Whether it can be measured with this pattern.
+    fn has(self, pattern: Pattern) -> bool {
+        match self {
+            Program::Own(transport, _) => !pattern.is_grpc() || transport.has_grpc(),
+            Program::Ucx(_) => !pattern.is_grpc(),
+        }
+    }
+}
 
 const UDP: &[(&str, &str)] = &[("RDMA_SOFT_UDP", "1")];
 
-const COLUMNS: [Column; 6] = [
-    ("Channel, shared memory", Transport::Channel, &[]),
-    ("Channel, UDP", Transport::Channel, UDP),
-    ("Stream, shared memory", Transport::Stream, &[]),
-    ("Stream, UDP", Transport::Stream, UDP),
-    ("TCP", Transport::Tcp, &[]),
-    ("Unix socket", Transport::Unix, &[]),
+const COLUMNS: [(&str, Program); 8] = [
+    ("Channel, shared memory", Program::Own(Transport::Channel, &[])),
+    ("Channel, UDP", Program::Own(Transport::Channel, UDP)),
+    ("Stream, shared memory", Program::Own(Transport::Stream, &[])),
+    ("Stream, UDP", Program::Own(Transport::Stream, UDP)),
+    ("TCP", Program::Own(Transport::Tcp, &[])),
+    ("Unix socket", Program::Own(Transport::Unix, &[])),
+    ("UCX, shared memory", Program::Ucx("shm,self")),
+    ("UCX, TCP", Program::Ucx("tcp,self")),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let has_ucx = ucx::is_installed();
+    if !has_ucx {
+        eprintln!("The rows of UCX are missing, since ucx_perftest is not installed (package ucx-utils).");
+    } else if options.connections.iter().any(|connections| *connections != 1) {
+        eprintln!("UCX is measured with one connection only: ucx_perftest has one for each process.");
+    }
     println!("| pattern | connections | bytes | transport | messages/s | MiB/s | p50 µs | p99 µs | CPU µs/message |");
     println!("|---|---|---|---|---|---|---|---|---|");
     for pattern in &options.patterns {
         for connections in &options.connections {
             for size in &options.sizes {
-                row(options, *pattern, *connections, *size)?;
+                let is_measured = |program: Program| match program {
+                    Program::Own(..) => program.has(*pattern),
+                    Program::Ucx(_) => program.has(*pattern) && has_ucx && *connections == 1,
+                };
+                let columns: Vec<_> = COLUMNS.into_iter().filter(|(_, program)| is_measured(*program)).collect();
+                row(options, &columns, *pattern, *connections, *size)?;
             }
         }
     }
     Ok(())
 }
 
-fn row(options: &Options, pattern: Pattern, connections: usize, size: usize) -> Result<()> {
-    let columns = COLUMNS.iter().filter(|(_, transport, _)| !pattern.is_grpc() || transport.has_grpc());
-    let mut columns: Vec<_> = columns.map(|column| (column, Vec::new())).collect();
+fn row(
+    options: &Options,
+    columns: &[(&str, Program)],
+    pattern: Pattern,
+    connections: usize,
+    size: usize,
+) -> Result<()> {
+    let mut rounds = vec![Vec::new(); columns.len()];
     for _ in 0..options.rounds {
-        for ((_, transport, environment), rounds) in &mut columns {
-            rounds.push(measure(options, *transport, environment, pattern, connections, size)?);
+        for ((_, program), rounds) in columns.iter().zip(&mut rounds) {
+            rounds.push(match program {
+                Program::Own(transport, environment) => {
+                    measure(options, *transport, environment, pattern, connections, size)?
+                }
+                Program::Ucx(tls) => {
+                    // Its processor time is that of both ends.
+                    (ucx::measure(tls, pattern, size, options.seconds)?, Served { cpu_seconds: 0.0 })
+                }
+            });
         }
     }
-    for ((title, ..), mut rounds) in columns {
+    for ((title, _), mut rounds) in columns.iter().zip(rounds) {
         rounds.sort_by(|a, b| rate(&a.0).total_cmp(&rate(&b.0)));
         let (median, served) = &rounds[rounds.len() / 2];
         let cpu = (median.cpu_seconds + served.cpu_seconds) * 1e6 / median.messages as f64;
+        let cpu = if cpu.is_nan() { String::new() } else { format!("{cpu:.2}") };
         let (rate, bytes) = (rate(median), size as f64 / f64::from(1 << 20));
         let latencies = match pattern {
             Pattern::OneWay => "| ".to_owned(),
+            // ucx_perftest prints one percentile.
+            _ if median.p99_us.is_nan() => format!("{:.1} | ", median.p50_us),
             _ => format!("{:.1} | {:.1}", median.p50_us, median.p99_us),
         };
         println!(
-            "| {} | {connections} | {size} | {title} | {rate:.0} | {:.1} | {latencies} | {cpu:.2} |",
+            "| {} | {connections} | {size} | {title} | {rate:.0} | {:.1} | {latencies} | {cpu} |",
             name(pattern),
             rate * bytes
         );

@@ -1,4 +1,4 @@
-//! Messages over rdma-msg, TCP and Unix sockets, and gRPC over rdma-msg and TCP, measured side by side.
+//! Messages over rdma-msg, TCP, Unix sockets and UCX, and gRPC over rdma-msg and TCP, measured side by side.
 //!
 //! Client and server are two processes. Over byte streams, a message is its length in four bytes and its bytes, by buffered
 //! readers and writers of 64 KiB.
@@ -6,8 +6,10 @@
 #[path = "../../service/src/child.rs"]
 mod child;
 mod compare;
+mod count;
 mod grpc;
 mod transport;
+mod ucx;
 #[path = "../../service/src/usage.rs"]
 mod usage;
 
@@ -21,7 +23,7 @@ use usage::processor_seconds;
 
 pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Measures messages over rdma-msg, TCP and Unix sockets, and gRPC over rdma-msg and TCP.
+/// Measures messages over rdma-msg, TCP, Unix sockets and UCX, and gRPC over rdma-msg and TCP.
 #[derive(Parser, Debug)]
 #[command(version)]
 struct Options {
@@ -58,6 +60,10 @@ enum Command {
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
     },
+    /// Serve one connection of `count-client`.
+    CountServer(count::Server),
+    /// Exchange a number of messages, and print the nanoseconds of one: the instructions, if the clock counts them.
+    CountClient(count::Client),
 }
 
 /// What the client does on each connection.
@@ -111,7 +117,7 @@ fn main() -> Result<()> {
                     println!("{}", grpc::serve(transport).await?);
                     return Ok(());
                 }
-                let listener = Listener::bind(transport).await?;
+                let listener = Listener::bind(transport, "127.0.0.1:0", None).await?;
                 println!("{}", listener.address()?);
                 tokio::spawn(async move {
                     while let Ok(link) = listener.accept().await {
@@ -135,6 +141,8 @@ fn main() -> Result<()> {
             // The runtime is not shut down, since that takes time.
             std::process::exit(0);
         }
+        Command::CountServer(server) => server.run(),
+        Command::CountClient(client) => client.run(),
     }
 }
 
@@ -185,7 +193,7 @@ async fn run(
         calls = grpc::Calls::connect(transport, &address, pattern, size, connections).await?;
     } else {
         for _ in 0..connections {
-            links.push(Link::connect(transport, &address).await?);
+            links.push(Link::connect(transport, &address, None).await?);
         }
     }
     let (start, cpu) = (Instant::now(), processor_seconds());

@@ -1,7 +1,8 @@
 //! The transports.
 
 use clap::ValueEnum;
-use rdma_msg::Channel;
+use rdma_async::Driver;
+use rdma_msg::{Channel, Connector};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
@@ -70,11 +71,16 @@ impl Bytes {
 }
 
 impl Listener {
-    pub(crate) async fn bind(transport: Transport) -> Result<Self> {
+    /// Listens with this driver or with the one of the runtime. A Unix socket has a path of its own.
+    pub(crate) async fn bind(transport: Transport, address: &str, driver: Option<&Driver>) -> Result<Self> {
+        let builder = || {
+            let builder = rdma_msg::Listener::builder();
+            if let Some(driver) = driver { builder.driver(driver) } else { builder }
+        };
         Ok(match transport {
-            Transport::Channel => Listener::Channel(rdma_msg::Listener::bind("127.0.0.1:0").await?),
-            Transport::Stream => Listener::Stream(rdma_msg::StreamListener::bind("127.0.0.1:0").await?),
-            Transport::Tcp => Listener::Tcp(TcpListener::bind("127.0.0.1:0").await?),
+            Transport::Channel => Listener::Channel(builder().bind(address).await?),
+            Transport::Stream => Listener::Stream(builder().bind_streams(address).await?),
+            Transport::Tcp => Listener::Tcp(TcpListener::bind(address).await?),
             Transport::Unix => {
                 let path = std::env::temp_dir().join(format!("rdma-message-bench-{}", std::process::id()));
                 let _ = std::fs::remove_file(&path);
@@ -106,10 +112,12 @@ impl Listener {
 }
 
 impl Link {
-    pub(crate) async fn connect(transport: Transport, address: &str) -> Result<Self> {
+    /// Connects with this driver or with the one of the runtime.
+    pub(crate) async fn connect(transport: Transport, address: &str, driver: Option<&Driver>) -> Result<Self> {
+        let connector = || driver.map_or_else(Connector::new, |driver| Ok(Connector::with_driver(driver)));
         Ok(match transport {
-            Transport::Channel => Link::Channel(rdma_msg::connect(address).await?),
-            Transport::Stream => Bytes::rdma(rdma_msg::connect_stream(address).await?),
+            Transport::Channel => Link::Channel(connector()?.connect(address).await?),
+            Transport::Stream => Bytes::rdma(connector()?.connect_stream(address).await?),
             Transport::Tcp => Bytes::tcp(TcpStream::connect(address).await?)?,
             Transport::Unix => Bytes::unix(UnixStream::connect(address).await?),
         })

@@ -4,6 +4,7 @@ mod awaited;
 pub(crate) mod connections;
 mod criterion;
 mod environment;
+pub(crate) mod messages;
 pub(crate) mod overhead;
 pub(crate) mod pingpong;
 pub(crate) mod pool;
@@ -27,6 +28,7 @@ enum Benchmark {
     Awaited(awaited::Args),
     Connections(connections::Args),
     Criterion(criterion::Args),
+    Messages(messages::Args),
     Overhead(overhead::Args),
     Pingpong(pingpong::Args),
     Pool(pool::Args),
@@ -40,6 +42,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
         Benchmark::Awaited(args) => awaited::main(args),
         Benchmark::Connections(args) => connections::main(args),
         Benchmark::Criterion(args) => criterion::main(args),
+        Benchmark::Messages(args) => messages::main(args),
         Benchmark::Overhead(args) => overhead::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),
         Benchmark::Pool(args) => pool::main(args),

@@ -87,7 +87,7 @@ fn report(report: &Report) -> Result<()> {
 }
 
 /// A command from `words`, with an environment that is the same on every machine.
-fn command(words: &[String]) -> Result<Command> {
+pub(crate) fn command(words: &[String]) -> Result<Command> {
     let (program, arguments) = words.split_first().context("no program")?;
     let mut command = Command::new(program);
     command.args(arguments).env_clear();
