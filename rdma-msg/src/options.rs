@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::SharedReceives;
 use crate::engine::READS;
-use crate::flow::{ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS, PROBE_SENDS, PROBES};
+use crate::flow::{ABORT_SENDS, ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS, PROBE_SENDS, PROBES};
 use crate::wire::{Hello, Keepalive, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
 
 /// Options of channels and streams, for [`Connector`](crate::Connector) and [`Listener`](crate::Listener).
@@ -157,7 +157,7 @@ impl Options {
     }
 
     pub(crate) fn transport_sends(&self) -> u32 {
-        self.sends + CONTROL_SENDS + ANSWER_SENDS + PROBE_SENDS + READS
+        self.sends + CONTROL_SENDS + ANSWER_SENDS + PROBE_SENDS + ABORT_SENDS + READS
     }
 
     pub(crate) fn transport_receives(&self) -> u32 {

@@ -51,6 +51,9 @@ pub(crate) enum Class {
     /// A receive for probes. It has no frames: its sender wants to know whether the program of the receiver runs, or shows that its
     /// own does.
     Probe,
+    /// A receive for control packets. It has a frame with [`Kind::Abort`], and is the last packet: it is used when there is no
+    /// credit for data.
+    Abort,
 }
 
 /// What a frame is.
@@ -107,6 +110,7 @@ pub(crate) fn decode_header(packet: &[u8]) -> Result<(Class, Counts), Violation>
         2 => Class::Answer,
         3 => Class::Waiver,
         4 => Class::Probe,
+        5 => Class::Abort,
         _ => return Err(Violation::UnknownKind),
     };
     let window = u16::from_be_bytes([header[2], header[3]]).into();
@@ -199,6 +203,15 @@ pub(crate) fn abort(code: u32, reason: &str) -> Vec<u8> {
         end -= 1;
     }
     [&code.to_be_bytes(), &reason.as_bytes()[..end]].concat()
+}
+
+/// Decodes the reason in a packet of [`Class::Abort`].
+pub(crate) fn decode_abort_packet(packet: &[u8]) -> Result<(u32, String), Violation> {
+    let Frame { kind, start, len } = decode_frame(packet, HEADER)?.ok_or(Violation::Truncated)?;
+    if kind != Kind::Abort {
+        return Err(Violation::UnknownKind);
+    }
+    decode_abort(&packet[start..start + len])
 }
 
 /// The most bytes of a reason that are sent.
@@ -370,7 +383,7 @@ mod tests {
         let packet =
             header(Class::Control, Counts { window: 1, data: 1, control: 2, answered: 0, has_used_all: false });
         assert_eq!(decode_header(&packet[..HEADER - 1]), Err(Violation::Truncated));
-        assert_eq!(decode_header(&[5; HEADER]), Err(Violation::UnknownKind));
+        assert_eq!(decode_header(&[6; HEADER]), Err(Violation::UnknownKind));
         assert_eq!(decode_waiver(&[0; HEADER + WAIVER - 1]), Err(Violation::Truncated));
         assert_eq!(decode_waiver(&[[0; HEADER].as_slice(), &[0, 0, 1, 2]].concat()), Ok(0x102));
         let mut packet = frame(Kind::Whole, 1).to_vec();

@@ -207,6 +207,35 @@ async fn a_dropped_channel_ends_in_order_if_its_peer_has_room() {
 }
 
 #[tokio::test]
+async fn an_abort_tells_the_peer_why_also_without_credit() {
+    let _soft = soft0();
+    // More messages than the peer has receives for, or parts of one.
+    for (window, len) in [(1, 2000), (3, 2000), (3, 150_000)] {
+        let [client, server] = pair(|connector| connector, |listener| listener.window(window)).await;
+        let blocked = tokio::spawn({
+            let client = client.clone();
+            async move { while client.send(&pattern(len)[..]).await.is_ok() {} }
+        });
+        until("the window is full", || client.statistics().packets_sent == u64::from(window)).await;
+        client.abort(7, "no space left on device");
+        soon(blocked).await.unwrap();
+        let mut received = 0;
+        let error = loop {
+            match soon(server.receive()).await {
+                Ok(message) => {
+                    assert!(*message.unwrap() == *pattern(len));
+                    received += 1;
+                }
+                Err(error) => break error,
+            }
+        };
+        assert!(if len == 2000 { received >= window } else { received == 0 }, "{received}");
+        let is_aborted = matches!(&error, Error::Aborted { code: 7, reason } if **reason == *"no space left on device");
+        assert!(is_aborted, "{window} {len}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn an_abort_tells_the_peer_why() {
     let _soft = soft0();
     let [client, server] = default_pair().await;

@@ -67,7 +67,9 @@ async fn a_lying_peer_ends_its_own_channel_only() {
     for (expected, packets) in [
         (Violation::Truncated, vec![vec![0; 15]]),
         (Violation::Truncated, vec![vec![]]),
-        (Violation::UnknownKind, vec![packet(5, HONEST, &[])]),
+        (Violation::UnknownKind, vec![packet(6, HONEST, &[])]),
+        (Violation::Truncated, vec![packet(5, HONEST, &[])]),
+        (Violation::UnknownKind, vec![packet(5, HONEST, &frame(0, b"data in an abort"))]),
         (Violation::Truncated, vec![packet(3, HONEST, &[0; 3])]),
         (Violation::ImpossibleWaiver, vec![packet(3, HONEST, &1_u32.to_be_bytes())]),
         (Violation::ImpossibleWaiver, vec![packet(3, HONEST, &u32::MAX.to_be_bytes())]),

@@ -25,6 +25,8 @@ pub(super) struct Incoming {
     /// Packets whose frames were all taken.
     spent: Vec<Arrived>,
     assembly: Assembly,
+    /// Why the peer has aborted the connection, if it had no credit for data.
+    aborted: Option<Error>,
     channel: Weak<Shared>,
 }
 
@@ -70,6 +72,7 @@ impl Incoming {
             packets: VecDeque::with_capacity(own.window as usize),
             spent: Vec::new(),
             assembly: Assembly::new(own.message),
+            aborted: None,
             channel,
         }
     }
@@ -79,9 +82,14 @@ impl Incoming {
         self.packets.push_back(Arrived { packet, at: HEADER });
     }
 
+    /// The peer has aborted the connection. Messages that arrived before come first.
+    pub(super) fn abort(&mut self, reason: Error) {
+        self.aborted = Some(reason);
+    }
+
     /// Whether there is something for a reader.
     pub(super) fn has_more(&self) -> bool {
-        !self.packets.is_empty() || self.assembly.has_ended()
+        !self.packets.is_empty() || self.assembly.has_ended() || self.aborted.is_some()
     }
 
     /// Whether the peer has sent its last message, also if no task has taken it yet.
@@ -104,7 +112,8 @@ impl Incoming {
     /// The reason why the peer has aborted the connection, if it has said so.
     pub(super) fn find_abort(&self) -> Option<Error> {
         let is_abort = |frame: Frame| frame.kind == Kind::Abort;
-        self.find(|frame, bytes| is_abort(frame).then(|| aborted(payload(bytes, frame)).ok())).flatten()
+        let in_order = self.find(|frame, bytes| is_abort(frame).then(|| aborted(payload(bytes, frame)).ok())).flatten();
+        in_order.or_else(|| self.aborted.clone())
     }
 
     /// The result of `f` for the first frame that was not taken for which it has one. Also passes the packet.
@@ -163,6 +172,9 @@ impl Incoming {
     fn take(&mut self) -> Result<(Taken, usize), Error> {
         loop {
             let Some(frame) = self.next_frame()? else {
+                if let Some(reason) = &self.aborted {
+                    return Err(reason.clone());
+                }
                 return Ok((if self.assembly.has_ended() { Taken::End } else { Taken::Nothing }, 0));
             };
             let bytes = self.packets.front().map_or(&[][..], |first| payload(first.packet.bytes(), frame));

@@ -385,6 +385,12 @@ impl Engine {
                 self.counts.statistics.packets_received += 1;
                 self.incoming.push(packet);
             }
+            Class::Abort => {
+                let (code, reason) = crate::wire::decode_abort_packet(&packet)?;
+                drop(packet);
+                self.flow.updated(counts)?;
+                self.incoming.abort(Error::Aborted { code, reason: reason.into() });
+            }
             Class::Waiver => {
                 let count = crate::wire::decode_waiver(&packet)?;
                 // Its receive is posted again before the peer is told.

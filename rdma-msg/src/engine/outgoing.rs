@@ -128,7 +128,7 @@ impl Outgoing {
     pub(super) fn take_back(&mut self, class: Class, buffer: Buffer) {
         match class {
             Class::Data | Class::Waiver => self.spare.push(buffer),
-            Class::Control | Class::Answer | Class::Probe => self.control.push(buffer),
+            Class::Control | Class::Answer | Class::Probe | Class::Abort => self.control.push(buffer),
         }
     }
 
@@ -377,10 +377,21 @@ impl Engine {
             self.outgoing.spare.push(open.buffer);
         }
         let payload = wire::abort(code, reason);
-        if self.place(Kind::Abort, payload.len(), |target| target.copy_from_slice(&payload)) {
-            self.send_open();
+        let is_placed = self.place(Kind::Abort, payload.len(), |target| target.copy_from_slice(&payload));
+        if !(is_placed && self.send_open()) {
+            self.abort_without_credit(&payload);
         }
         self.end(Error::Closed);
+    }
+
+    /// Sends the reason of an abort when there is no credit, or no room, for data. Without memory, the peer does not learn it.
+    fn abort_without_credit(&mut self, payload: &[u8]) {
+        let len = HEADER + frame_len(payload.len());
+        let Ok(mut buffer) = self.connection.pool().try_get(Budget::Control, len) else { return };
+        let Some(counts) = self.flow.abort() else { return self.freed.buffers.push(buffer) };
+        buffer[HEADER..HEADER + FRAME].copy_from_slice(&wire::frame(Kind::Abort, payload.len() as u32));
+        buffer[HEADER + FRAME..len].copy_from_slice(payload);
+        self.post(buffer, len, Class::Abort, counts, 0);
     }
 
     /// A task gives up a message of which parts were sent.

@@ -61,6 +61,9 @@ pub(crate) const PROBES: u32 = 1;
 /// Entries of the send queue for probes.
 pub(crate) const PROBE_SENDS: u32 = 1;
 
+/// Entries of the send queue for an abort.
+pub(crate) const ABORT_SENDS: u32 = 1;
+
 /// Counts that each packet carries. They wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Counts {
@@ -305,6 +308,17 @@ impl Flow {
         Some(self.post(Class::Control))
     }
 
+    /// Sends an abort as a control packet with these counts. `None` without credit for control packets.
+    ///
+    /// Updates leave one, except for the last. Nothing is sent afterwards.
+    pub(crate) fn abort(&mut self) -> Option<Counts> {
+        if self.allowed.control == self.sent.control {
+            return None;
+        }
+        self.sent.control = self.sent.control.wrapping_add(1);
+        Some(self.post(Class::Abort))
+    }
+
     /// Sends the probe with these counts. `None` if it is at the peer, or if the send queue is full.
     pub(crate) fn probe(&mut self) -> Option<Counts> {
         if !self.has_probe || self.in_flight[entry(Class::Probe)] >= PROBE_SENDS {
@@ -406,7 +420,7 @@ impl Flow {
 fn entry(class: Class) -> usize {
     match class {
         Class::Data | Class::Waiver => 0,
-        Class::Control => 1,
+        Class::Control | Class::Abort => 1,
         Class::Answer => 2,
         Class::Probe => 3,
     }

@@ -277,6 +277,7 @@ impl Case {
                         // The receive of this packet is posted again, and others are taken away.
                         own.posted = (own.posted + 1).checked_sub(waived.into()).expect("they are posted");
                     }
+                    Class::Abort => unreachable!("no end aborts"),
                     Class::Probe => {
                         own.posted += 1;
                         own.flow.probed(counts).expect("the peer keeps to the protocol");
