@@ -201,8 +201,8 @@ impl<S: Sharing> Connection<S> {
         Receiver::new(self.inner.clone())
     }
 
-    /// Reserves further [shared receives](crate::SharedReceives): the peer may send as many messages more. False if there are not as
-    /// many, or if the connection has its own receives.
+    /// Reserves further [shared receives](crate::SharedReceives): the peer may send as many messages more. False if there are not
+    /// as many, or if the connection has its own receives.
     #[must_use]
     pub fn reserve_receives(&self, messages: u32) -> bool {
         self.inner.queue.reserve_receives(self.inner.key, messages)

@@ -1,6 +1,7 @@
 //! Names of peers.
 
 use std::future::poll_fn;
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -67,7 +68,7 @@ impl Destination {
             Kind::Name(name) => name,
         };
         let lookup = Arc::new(Mutex::new(Lookup::default()));
-        let result = lookup.clone();
+        let (result, asked) = (lookup.clone(), name.clone());
         std::thread::Builder::new().name("rdma-async-name".to_owned()).spawn(move || {
             let found = name.to_socket_addrs().map(|found| found.map(Address::from).collect());
             let mut lookup = result.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,20 +93,38 @@ impl Destination {
         .await;
         match found {
             Ok(addresses) => Ok(addresses),
-            Err(error) => Err(Error::Name(Arc::new(error))),
+            Err(error) => Err(Error::Name(Arc::new(explain(&asked, &error)))),
         }
     }
 }
 
+/// The error of a lookup, with the name.
+fn explain(name: &str, error: &io::Error) -> io::Error {
+    let text = match name.rsplit_once(':') {
+        Some((_, port)) if port.parse::<u16>().is_ok() => format!("{name:?}: {error}"),
+        _ => format!("{name:?}: a host and a port are expected, like 10.0.0.2:7471"),
+    };
+    io::Error::new(error.kind(), text)
+}
+
 #[derive(Default)]
 struct Lookup {
-    found: Option<std::io::Result<Vec<Address>>>,
+    found: Option<io::Result<Vec<Address>>>,
     waker: Option<Waker>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_has_the_name_and_what_is_expected() {
+        let error = io::Error::other("not known");
+        assert_eq!(explain("nowhere:7471", &error).to_string(), r#""nowhere:7471": not known"#);
+        for wrong in ["localhost", "localhost:http", "[::1]", ""] {
+            assert!(explain(wrong, &error).to_string().ends_with("like 10.0.0.2:7471"), "{wrong}");
+        }
+    }
 
     #[test]
     fn addresses_need_no_lookup_and_names_do() {

@@ -105,8 +105,8 @@ impl Channel {
     ///
     /// A long `Vec<u8>`, `Bytes` or registered buffer is not copied: the peer reads it in place when its program receives it, and
     /// the future is ready after that ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). Such a message
-    /// may still arrive after the future is dropped. Its memory is freed when the peer has read it, or when the channel ends. Memory
-    /// that cannot be registered is copied.
+    /// may still arrive after the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
+    /// Memory that cannot be registered is copied.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
@@ -142,6 +142,19 @@ impl Channel {
     ///
     /// Does not wait for the peer to finish. Messages that it sends afterwards are lost, and it learns that they are.
     ///
+    /// A peer that does not receive keeps this waiting. So a service that stops sets a deadline, and then aborts:
+    ///
+    /// ```no_run
+    /// # async fn example(channel: rdma_msg::Channel) {
+    /// use std::time::Duration;
+    ///
+    /// match tokio::time::timeout(Duration::from_secs(5), channel.close()).await {
+    ///     Ok(closed) => closed.unwrap_or_else(|error| eprintln!("{error}")),
+    ///     Err(_) => channel.abort(1, "the service stops"),
+    /// }
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The reason why the channel has ended before its messages have reached the peer.
     pub async fn close(&self) -> Result<()> {
@@ -159,6 +172,8 @@ impl Channel {
     }
 
     /// Ends the channel at once, and tells the peer why: [`Error::Aborted`]. Messages on their way may be lost.
+    ///
+    /// The driver sends the reason. A process that ends right afterwards may end before that.
     pub fn abort(&self, code: u32, reason: &str) {
         self.handle.abort(code, reason);
     }
@@ -175,7 +190,7 @@ impl Channel {
         &self.handle.0.pool
     }
 
-    /// The address of this end.
+    /// The address of this end. `None` if it has no IP address.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
         self.handle.local_address()

@@ -10,7 +10,7 @@ pub enum Error {
     #[error(transparent)]
     Connection(#[from] rdma_async::Error),
     /// The peer has ended the connection, or has died. A receiver gets this only if the peer had not finished.
-    #[error("the peer has ended the connection; messages may be missing")]
+    #[error("the peer has ended the connection, or its process has died; messages may be missing")]
     Disconnected,
     /// The peer has ended the connection by [`Channel::abort`](crate::Channel::abort).
     #[error("the peer has aborted the connection with code {code}: {reason}")]
@@ -25,7 +25,8 @@ pub enum Error {
     Closed,
     /// The program of the peer has not answered for this time, although its device may. It may be stopped, or hang.
     #[error(
-        "the program of the peer has not answered for {0:?}: it is stopped, or its runtime is blocked; raise keepalive if that may be"
+        "the program of the peer has not answered for {0:?}: it is stopped, or its runtime is blocked; \
+         raise keepalive if that is no failure"
     )]
     Unresponsive(std::time::Duration),
     /// The deadline of a blocking call has passed. The channel can still be used.

@@ -46,8 +46,8 @@
 //!
 //! A connection has registered memory for its [`window`](Connector::window) and for six more packets: 22 times 20 KiB by default.
 //! While it sends, it has one further packet for each that is on its way, up to [`sends`](Connector::sends) and one. An idle
-//! connection gives these back, except for one. So with default options it has 460 KiB when idle, and at most 780 KiB. A message that
-//! arrives in parts takes as many bytes as it has, up to [`max_message`](Connector::max_message).
+//! connection gives these back, except for one. So with default options it has 460 KiB when idle, and at most 780 KiB. A message
+//! that arrives in parts takes as many bytes as it has, up to [`max_message`](Connector::max_message).
 //!
 //! Services with many connections let them [share receives](SharedReceives), and choose smaller packets. A connection that is idle
 //! then has seven packets, for example 28 KiB.
@@ -112,5 +112,7 @@ pub use error::{Error, Incompatible, Result, Violation};
 pub use listener::{Listener, ListenerBuilder, StreamListener};
 pub use message::Message;
 pub use payload::Payload;
+pub use rdma_async::{Destination, Driver};
+pub use rdma_safe::cm::Address;
 pub use receives::SharedReceives;
 pub use stream::{ReadHalf, Stream, WriteHalf};

@@ -117,7 +117,9 @@ macro_rules! accepts {
             /// handshake is complete; its peer then learns that it has ended.
             ///
             /// # Errors
-            /// Those of [`rdma_async::Listener::accept`].
+            /// [`Error::Connection`] when one request cannot be used, for example because the process has no file descriptor left
+            /// (`EMFILE`). The listener goes on: log the error, wait for some milliseconds, and call this again. After the device
+            /// of the address was removed, or the driver has stopped, each call fails: end the loop.
             pub async fn accept(&self) -> Result<$item> {
                 Ok($item::new(self.0.accept().await?))
             }

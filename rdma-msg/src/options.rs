@@ -89,10 +89,10 @@ macro_rules! setters {
 
         /// Time within which it is noticed that the peer is silent; 10 s by default. `None` disables it.
         ///
-        /// A connection that is otherwise silent exchanges probes, which the program of the peer has to answer. If it does not, since
-        /// it is stopped or its runtime is blocked, the connection ends with [`Error::Unresponsive`](crate::Error::Unresponsive). So
-        /// the time has to exceed what a program may block the threads of its runtime, also in a debugger. A pause of this program
-        /// does not count.
+        /// A connection that is otherwise silent exchanges probes, which the program of the peer has to answer. If it does not,
+        /// since it is stopped or its runtime is blocked, the connection ends with
+        /// [`Error::Unresponsive`](crate::Error::Unresponsive). So the time has to exceed what a program may block the threads of
+        /// its runtime, also in a debugger. A pause of this program does not count.
         pub fn keepalive(mut self, within: impl Into<Option<std::time::Duration>>) -> Self {
             self.options.keepalive = within.into();
             self
@@ -104,7 +104,9 @@ macro_rules! setters {
             self
         }
 
-        /// Time for the peer to answer when a connection is made or closed; 10 s by default.
+        /// Time for the device of the peer to answer when a connection is made, or ended; 10 s by default.
+        ///
+        /// It does not limit how long [`Channel::close`](crate::Channel::close) waits for a peer that does not receive.
         pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
             self.options.timeout = timeout;
             self

@@ -39,8 +39,8 @@ impl Payload<'_> {
         self.len() == 0
     }
 
-    /// Registers memory that the peer can read where it is, if the message has at least `least` bytes. `None` if it is to be copied,
-    /// also if it cannot be registered.
+    /// Registers memory that the peer can read where it is, if the message has at least `least` bytes. `None` if it is to be
+    /// copied, also if it cannot be registered.
     pub(crate) fn expose(&mut self, pd: &ProtectionDomain, least: usize) -> Option<ReadableRegion> {
         if self.len() < least.max(1) {
             return None;

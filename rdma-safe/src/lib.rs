@@ -22,7 +22,8 @@
 //!                    ├─ ThreadDomain, DmaHandle, Counters, CompletionCounter, FlowAction
 //!                    ├─ DeviceMemory ── DeviceRegion
 //!                    ├─ XrcDomain ── XrcTarget
-//!                    ├─ ProtectionDomain ─┬─ Buffer, SharedBuffer, ReadableRegion, ExposedRegion, NullRegion, RawMemoryRegion, ImportedRegion
+//!                    ├─ ProtectionDomain ─┬─ Buffer, SharedBuffer, ReadableRegion, ExposedRegion
+//!                    │                    ├─ NullRegion, RawMemoryRegion, ImportedRegion
 //!                    │                    ├─ MemoryWindow
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool

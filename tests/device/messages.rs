@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use crate::cm::address;
 use crate::support::peer::{self, Peer};
+use crate::support::program::{Program, free_port};
 use crate::support::{DEADLINE, device};
 
 /// Runs a future with tokio, for a limited time.
@@ -151,6 +152,44 @@ fn an_abort_reaches_the_peer() {
         let error = server.receive().await.unwrap_err();
         assert!(matches!(&error, Error::Aborted { code: 7, reason } if **reason == *"no space left"), "{error}");
     });
+}
+
+#[test]
+fn the_echo_service_serves_its_clients_and_stops() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (Some(server), Some(client)) = (Program::example("echo_server"), Program::example("echo_client")) else {
+        return;
+    };
+    let address = format!("{address}:{}", free_port());
+    let mut running = server.start_with(&[&address]);
+    running.wait_for("listening at");
+    for _ in 0..2 {
+        let (status, text) = client.start_with(&[&address]).finish();
+        assert!(status.success() && text.contains("1000000 bytes: "), "{status}\n{text}");
+    }
+    // A client that is connected and does not receive.
+    block_on(async {
+        let channel = rdma_msg::connect(address.as_str()).await.unwrap();
+        let sends = async {
+            loop {
+                if let Err(error) = channel.send(&pattern(10_000)[..]).await {
+                    break error;
+                }
+            }
+        };
+        let stops = async {
+            while channel.statistics().packets_sent < 16 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            // SAFETY: the child was not waited for yet, so the process number is its own.
+            assert_eq!(unsafe { libc::kill(running.id() as i32, libc::SIGINT) }, 0);
+        };
+        let (error, ()) = tokio::join!(sends, stops);
+        assert!(matches!(error, Error::Aborted { code: 1, .. } | Error::Disconnected), "{error}");
+    });
+    let (status, text) = running.finish_within(DEADLINE);
+    assert!(status.success() && text.contains("stopping: "), "{status}\n{text}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whether the program of the peer still runs.
 //!
-//! The keepalive of the connection tells whether the device of the peer answers. A program that is stopped or hangs has a device that
-//! answers, so programs exchange probes.
+//! The keepalive of the connection tells whether the device of the peer answers. A program that is stopped or hangs has a device
+//! that answers, so programs exchange probes.
 
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};

@@ -202,8 +202,8 @@ impl Flow {
         Some(Counts { has_used_all: self.credit() == 0, ..counts })
     }
 
-    /// Number of data packets that this end would waive: all but the fewest that the peer has receives for. `None` if there are none,
-    /// or if the send queue is full.
+    /// Number of data packets that this end would waive: all but the fewest that the peer has receives for. `None` if there are
+    /// none, or if the send queue is full.
     pub(crate) fn waivable(&self) -> Option<u32> {
         let is_elastic = self.limits.peer_max_window != self.limits.peer_window;
         let count = self.credit().saturating_sub(self.limits.peer_window);

@@ -59,8 +59,8 @@ impl Deref for ReadableRegion {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the region keeps memory that `ReadOnly` describes, so these bytes exist, are initialised and do not change as long
-        // as the region exists. `expose_read_only`, which alone makes this type, registers them without any write access.
+        // SAFETY: the region keeps memory that `ReadOnly` describes, so these bytes exist, are initialised and do not change as
+        // long as the region exists. `expose_read_only`, which alone makes this type, registers them without any write access.
         unsafe { std::slice::from_raw_parts(self.region.address.as_ptr(), self.region.len) }
     }
 }
