@@ -14,7 +14,7 @@ use rdma_safe::{ProtectionDomain, ReadableRegion};
 use crate::engine::{Engine, Progress, Reserved, Waits};
 use crate::error::{Error, Result};
 use crate::flow::Limits;
-use crate::message::Message;
+use crate::message::{CopyBudget, Message};
 use crate::options::Options;
 use crate::payload::Payload;
 use crate::shared::Shared;
@@ -64,6 +64,10 @@ pub struct Statistics {
     pub updates_sent: u64,
     /// Bytes that this end copied: into packets, and out of packets into long messages. The reads of a stream are not counted.
     pub bytes_copied: u64,
+    /// Messages that were copied since the program keeps many.
+    pub messages_copied: u64,
+    /// Times that a task waited for a message while the program kept those of all packets, so that the peer could not send.
+    pub starved: u64,
     /// Packets of the peer that may wait at this end now. It changes only with [shared receives](crate::SharedReceives).
     pub window: u32,
     /// Times that a task has waited: to send, to receive, or for acknowledgements.
@@ -229,8 +233,9 @@ impl Handle {
             sends: options.sends,
             offers: options.offers(),
         };
+        let copies = CopyBudget::new(options.copy_budget);
         let shared = Shared::new(|wakers, channel| {
-            Engine::new(connection, [own, &peer], limits, has_connected, reserved, wakers, channel)
+            Engine::new(connection, [own, &peer], limits, has_connected, copies, reserved, wakers, channel)
         });
         let rendezvous_threshold = options.rendezvous_threshold;
         Ok(Handle(Arc::new(Owner { shared, addresses, pd, pool, rendezvous_threshold })))

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use rdma_safe::Buffer;
@@ -10,8 +11,9 @@ use crate::shared::Shared;
 
 /// A received message. Its memory goes back to the channel when it is dropped.
 ///
-/// Messages that arrived in one packet share its memory. While a program keeps messages of as many packets as the channel has
-/// [receives](crate::Connector::window), its peer cannot send. To keep the bytes longer, copy them: `message.to_vec()`.
+/// Messages that arrived in one packet share its memory. When a program keeps messages of more than half of the packets of the
+/// [window](crate::Connector::window), further messages are copied, up to a [budget](crate::Connector::copy_budget). When it keeps
+/// those of all packets, its peer cannot send.
 pub struct Message(Storage);
 
 enum Storage {
@@ -23,6 +25,43 @@ enum Storage {
     Read(Buffer),
     /// A message that was copied from several packets or reads.
     Assembled(Vec<u8>),
+    /// A message that was copied since the program keeps many packets.
+    Copied { bytes: Vec<u8>, _loan: Loan },
+}
+
+/// The bytes by which programs may keep copies instead of packets.
+pub(crate) struct CopyBudget {
+    limit: usize,
+    used: Arc<AtomicUsize>,
+}
+
+/// Bytes of a budget that a copy uses.
+struct Loan {
+    bytes: usize,
+    used: Arc<AtomicUsize>,
+}
+
+impl CopyBudget {
+    pub(crate) fn new(limit: usize) -> Self {
+        CopyBudget { limit, used: Arc::default() }
+    }
+
+    /// A copy of a message. `None` if the budget does not suffice.
+    pub(crate) fn copy(&self, message: &Message) -> Option<Message> {
+        let bytes = message.len();
+        // Only the engine adds, and it is locked.
+        if bytes > self.limit.saturating_sub(self.used.load(Ordering::Relaxed)) {
+            return None;
+        }
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Some(Message(Storage::Copied { bytes: message.to_vec(), _loan: Loan { bytes, used: self.used.clone() } }))
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// The place of a message in its packet.
@@ -82,17 +121,23 @@ impl Message {
 
     /// Whether the bytes are where the device has put them, without a copy.
     ///
-    /// Messages that arrive in several packets, or in several reads, are copied once.
+    /// Messages that arrive in several packets or in several reads are copied once, and those that arrive while the program keeps
+    /// many.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
-        !matches!(self.0, Storage::Assembled(_))
+        !matches!(self.0, Storage::Assembled(_) | Storage::Copied { .. })
+    }
+
+    /// Whether it occupies a receive of the channel.
+    pub(crate) fn is_in_packet(&self) -> bool {
+        matches!(self.0, Storage::Packet(..) | Storage::Shared(..))
     }
 
     /// The bytes. Copies them if they are in a packet, whose memory then goes back to the channel.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
-            Storage::Assembled(bytes) => bytes,
+            Storage::Assembled(bytes) | Storage::Copied { bytes, .. } => bytes,
             Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) => self.to_vec(),
         }
     }
@@ -106,7 +151,7 @@ impl Deref for Message {
             Storage::Packet(packet, part) => packet.part(*part),
             Storage::Shared(packet, part) => packet.part(*part),
             Storage::Read(buffer) => buffer,
-            Storage::Assembled(bytes) => bytes,
+            Storage::Assembled(bytes) | Storage::Copied { bytes, .. } => bytes,
         }
     }
 }
@@ -123,7 +168,9 @@ impl From<Message> for bytes::Bytes {
     fn from(message: Message) -> Self {
         match message.0 {
             Storage::Assembled(bytes) => bytes.into(),
-            Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) => bytes::Bytes::from_owner(message),
+            Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) | Storage::Copied { .. } => {
+                bytes::Bytes::from_owner(message)
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ pub(crate) struct Options {
     pub(crate) sends: u32,
     pub(crate) max_message: usize,
     pub(crate) rendezvous_threshold: usize,
+    pub(crate) copy_budget: usize,
     pub(crate) keepalive: Option<Duration>,
     pub(crate) linger: Duration,
     pub(crate) timeout: Duration,
@@ -29,6 +30,7 @@ impl Default for Options {
             sends: 16,
             max_message: 64 << 20,
             rendezvous_threshold: 64 << 10,
+            copy_budget: 1 << 20,
             keepalive: Some(Duration::from_secs(10)),
             linger: Duration::from_secs(2),
             timeout: Duration::from_secs(10),
@@ -84,6 +86,15 @@ macro_rules! setters {
         /// registration costs system calls on hardware. `usize::MAX` disables it.
         pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
             self.options.rendezvous_threshold = bytes;
+            self
+        }
+
+        /// Bytes of messages that are copied while the program keeps many, so that the peer can go on; 1 MiB by default.
+        ///
+        /// A message is copied if messages of more than half of the packets of the [window](Self::window) are kept. The bytes are free
+        /// again when the copy is dropped. 0 disables it.
+        pub fn copy_budget(mut self, bytes: usize) -> Self {
+            self.options.copy_budget = bytes;
             self
         }
 

@@ -102,7 +102,7 @@ async fn short_messages_share_packets_while_others_are_on_their_way() {
 #[tokio::test]
 async fn a_program_that_keeps_messages_holds_back_its_peer_only() {
     let _soft = soft0();
-    let [client, server] = pair(|connector| connector.sends(2), |listener| listener.window(4)).await;
+    let [client, server] = pair(|connector| connector.sends(2), |listener| listener.window(4).copy_budget(0)).await;
     let (mut sent, mut kept) = (0_u32, Vec::new());
     // Each message fills a packet. The fifth waits in the open packet.
     let full = pattern(20456);
@@ -122,7 +122,9 @@ async fn a_program_that_keeps_messages_holds_back_its_peer_only() {
             assert_eq!(*soon(client.receive()).await.unwrap().unwrap(), number.to_be_bytes());
         }
         begin(waiting.as_mut()).await;
+        assert_eq!(server.statistics().starved, 0);
         begin(pin!(server.receive())).await;
+        assert_ne!(server.statistics().starved, 0);
         drop(kept.pop());
         soon(waiting).await.unwrap();
     }
@@ -131,6 +133,43 @@ async fn a_program_that_keeps_messages_holds_back_its_peer_only() {
     assert_eq!(soon(server.receive()).await.unwrap().unwrap().len(), full.len());
     soon(client.close()).await.unwrap();
     assert!(soon(server.receive()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_program_that_keeps_messages_gets_copies_within_a_budget() {
+    let _soft = soft0();
+    let [client, server] =
+        pair(|connector| connector.sends(2), |listener| listener.window(4).copy_budget(50_000)).await;
+    // Each message fills a packet.
+    let full = pattern(20456);
+    for _ in 0..2 {
+        let send = async {
+            for _ in 0..6 {
+                client.send(&full).await.unwrap();
+            }
+        };
+        let receive = async {
+            let mut kept = Vec::new();
+            for _ in 0..6 {
+                kept.push(server.receive().await.unwrap().unwrap());
+            }
+            kept
+        };
+        let ((), kept) = soon(async { tokio::join!(send, receive) }).await;
+        // Two of the four packets are kept before any is copied, and two copies fit into the budget.
+        let in_place: Vec<_> = kept.iter().map(|message| message.is_in_place()).collect();
+        assert_eq!(in_place, [true, true, false, false, true, true]);
+        assert!(kept.iter().all(|message| **message == *full));
+        begin(pin!(server.receive())).await;
+        // The peer cannot send now.
+        soon(client.send(&full)).await.unwrap();
+        begin(pin!(server.receive())).await;
+        drop(kept);
+        assert_eq!(soon(server.receive()).await.unwrap().unwrap().len(), full.len());
+    }
+    let received = server.statistics();
+    assert_eq!((received.messages_copied, received.bytes_copied), (4, 4 * 20456));
+    assert_ne!(received.starved, 0);
 }
 
 #[tokio::test]

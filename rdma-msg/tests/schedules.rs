@@ -198,6 +198,8 @@ async fn schedule(seed: u64) -> bool {
     if connector_shares {
         connector = connector.shared_receives(&shared).window(8);
     }
+    let listener = listener.copy_budget(random.index(40_000));
+    let connector = connector.copy_budget(random.index(40_000));
     let pauses = listener_shares || connector_shares;
     let listener = listener.bind("127.0.0.1:0").await.unwrap();
     let connector = connector.sends(random.below(4) as u32 + 1).rendezvous_threshold(random.index(20_000));

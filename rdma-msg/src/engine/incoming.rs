@@ -12,7 +12,7 @@ use rdma_safe::RemoteMemory;
 use super::Engine;
 use crate::assembly::{Assembly, Meaning, aborted};
 use crate::error::{Error, Violation};
-use crate::message::{Message, Packet, Part};
+use crate::message::{CopyBudget, Message, Packet, Part};
 use crate::shared::Shared;
 use crate::wire::{self, Frame, HEADER, Hello, Kind, aligned};
 
@@ -27,6 +27,8 @@ pub(super) struct Incoming {
     assembly: Assembly,
     /// Why the peer has aborted the connection, if it had no credit for data.
     aborted: Option<Error>,
+    /// For messages of a program that keeps many.
+    copies: CopyBudget,
     channel: Weak<Shared>,
 }
 
@@ -65,7 +67,7 @@ impl Shareable {
 }
 
 impl Incoming {
-    pub(super) fn new(receiver: Receiver, own: &Hello, channel: Weak<Shared>) -> Self {
+    pub(super) fn new(receiver: Receiver, own: &Hello, copies: CopyBudget, channel: Weak<Shared>) -> Self {
         Incoming {
             receiver,
             is_deaf: false,
@@ -73,6 +75,7 @@ impl Incoming {
             spent: Vec::new(),
             assembly: Assembly::new(own.message),
             aborted: None,
+            copies,
             channel,
         }
     }
@@ -223,12 +226,15 @@ impl Engine {
         }
         match taken {
             // An offer is being read.
-            Ok((Taken::Nothing | Taken::Offer(_), _)) => self.ended_or(None),
+            Ok((Taken::Nothing | Taken::Offer(_), _)) => {
+                self.counts.statistics.starved += u64::from(self.kept() >= self.flow.window());
+                self.ended_or(None)
+            }
             Ok((Taken::End, _)) => Ok(Some(None)),
             Ok((Taken::Message(message), copied)) => {
                 self.counts.statistics.messages_received += 1;
                 self.counts.statistics.bytes_copied += copied as u64;
-                Ok(Some(Some(message)))
+                Ok(Some(Some(self.spare_receive(message))))
             }
             Err(error) => {
                 self.freed.packets.extend(self.incoming.clear());
@@ -240,6 +246,25 @@ impl Engine {
                 Err(error)
             }
         }
+    }
+}
+
+impl Engine {
+    /// Packets of which the program keeps messages.
+    fn kept(&self) -> u32 {
+        self.flow.unreturned().saturating_sub(self.incoming.packets.len() as u32)
+    }
+
+    /// Copies a message if the program keeps so many that its peer could soon no longer send.
+    fn spare_receive(&mut self, message: Message) -> Message {
+        if !message.is_in_packet() || self.kept() <= (self.flow.window() / 2).max(1) {
+            return message;
+        }
+        let Some(copy) = self.incoming.copies.copy(&message) else { return message };
+        self.counts.statistics.messages_copied += 1;
+        self.counts.statistics.bytes_copied += copy.len() as u64;
+        self.freed.messages.push(message);
+        copy
     }
 }
 

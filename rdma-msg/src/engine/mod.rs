@@ -21,6 +21,7 @@ use rdma_safe::{Buffer, ReadableRegion};
 use crate::channel::Statistics;
 use crate::error::{Error, Violation};
 use crate::flow::{Flow, Limits};
+use crate::message::{CopyBudget, Message};
 use crate::shared::{OwnWakers, Shared};
 use crate::waiting::{Line, Place, Wakers};
 use crate::wire::{Class, Hello};
@@ -96,14 +97,15 @@ pub(crate) struct Freed {
     /// Memory of messages that the peer has read, or can no longer read.
     regions: Vec<ReadableRegion>,
     buffers: Vec<Buffer>,
+    messages: Vec<Message>,
     packets: Vec<Arrived>,
     readings: Vec<Reading>,
 }
 
 impl Freed {
     fn is_empty(&self) -> bool {
-        let Freed { regions, buffers, packets, readings } = self;
-        regions.is_empty() && buffers.is_empty() && packets.is_empty() && readings.is_empty()
+        let Freed { regions, buffers, messages, packets, readings } = self;
+        regions.is_empty() && buffers.is_empty() && messages.is_empty() && packets.is_empty() && readings.is_empty()
     }
 }
 
@@ -127,6 +129,7 @@ impl Engine {
         [own, peer]: [&Hello; 2],
         limits: Limits,
         has_connected: bool,
+        copies: CopyBudget,
         reserved: Reserved,
         wakers: OwnWakers,
         channel: Weak<Shared>,
@@ -138,7 +141,7 @@ impl Engine {
             alive: Alive::new(connection.deadline(), wakers.look, keepalives, has_connected),
             flow: Flow::new(limits, has_connected),
             outgoing: Outgoing::new([own, peer], limits.sends, reserved),
-            incoming: Incoming::new(connection.receiver(), own, channel),
+            incoming: Incoming::new(connection.receiver(), own, copies, channel),
             connection,
             reading: None,
             ended: None,

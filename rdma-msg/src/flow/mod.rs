@@ -238,6 +238,11 @@ impl Flow {
         self.window += receives;
     }
 
+    /// Number of data packets that were received, and whose receives are not posted again.
+    pub(crate) fn unreturned(&self) -> u32 {
+        self.received.data.wrapping_sub(self.returned)
+    }
+
     /// Receives for data at this end.
     pub(crate) fn window(&self) -> u32 {
         self.window
