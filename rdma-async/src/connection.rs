@@ -201,14 +201,15 @@ impl<S: Sharing> Connection<S> {
         Receiver::new(self.inner.clone())
     }
 
-    /// Reserves further [shared receives](crate::SharedReceives): the peer may send as many messages more. False if there are not
-    /// as many, or if the connection has its own receives.
+    /// Reserves further [shared receives](crate::SharedReceives): the peer may send `messages` more. False if fewer are free, if
+    /// the connection has its own receives, or if it has ended.
     #[must_use]
     pub fn reserve_receives(&self, messages: u32) -> bool {
         self.inner.queue.reserve_receives(self.inner.key, messages)
     }
 
-    /// Releases shared receives for other connections: from now on, the peer sends as many messages less.
+    /// Releases shared receives for other connections. The caller guarantees that the peer now sends `messages` fewer. Receives of
+    /// messages that are kept are not released.
     pub fn release_receives(&self, messages: u32) {
         self.inner.queue.release_receives(self.inner.key, messages);
     }

@@ -61,7 +61,7 @@ impl<S: Sharing> Connector<S> {
     ///
     /// # Errors
     /// [`Error::Rdma`] with the step of the handshake that has failed and the cause, for the last address; [`Error::Name`];
-    /// [`Error::Memory`]; [`Error::DriverStopped`].
+    /// [`Error::Memory`]; [`Error::NoReceives`]; [`Error::DriverStopped`].
     pub async fn connect(&self, peer: impl Into<Destination>) -> Result<Connection<S>> {
         let mut last = None;
         for address in peer.into().addresses().await? {

@@ -31,18 +31,18 @@ pub enum Error {
     /// There is no memory for the connection.
     #[error(transparent)]
     Memory(Arc<PoolError>),
-    /// Connections have reserved all shared receives.
+    /// Fewer shared receives are free than a connection needs.
     #[error(
-        "{wanted} receives are wanted, and not as many of {messages} shared ones are free: \
+        "{wanted} receives are needed, but fewer of the {messages} shared ones are free: \
          close connections, or raise the number of SharedReceives"
     )]
     NoReceives {
         /// Receives that the connection needs.
         wanted: u32,
-        /// Shared receives on the device.
+        /// Shared receives in the protection domain.
         messages: u32,
     },
-    /// The peer has sent more messages than the connection has reserved of the shared receives.
+    /// The peer has sent more messages than its connection has reserved receives for.
     #[error("the peer has sent more messages than its connection has reserved of the shared receives")]
     ReceivesExceeded,
     /// The name of the peer cannot be resolved.

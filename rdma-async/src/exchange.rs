@@ -22,7 +22,7 @@ impl<S: Sharing> Connector<S> {
     /// it is closed.
     ///
     /// # Errors
-    /// [`Error::Memory`]; [`Error::Rdma`]; [`Error::DriverStopped`].
+    /// [`Error::Memory`]; [`Error::NoReceives`]; [`Error::Rdma`]; [`Error::DriverStopped`].
     pub async fn prepare(&self, pd: &ProtectionDomain) -> Result<Unconnected<S>> {
         let options = crate::options::Options { keepalive: None, ..self.options.clone() };
         let mut plan = Plan::new(&self.driver, &options, self.shared.as_ref(), pd).await?;

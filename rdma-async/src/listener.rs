@@ -157,7 +157,8 @@ impl ListenerBuilder {
         self.bind_with(driver, address).await
     }
 
-    /// Uses this driver, of one thread or of any. Call it before [`ListenerBuilder::shared_receives`].
+    /// Uses this driver, of one thread or of any. Shared receives that were set before are dropped, since they may be of another
+    /// kind.
     pub fn driver<S: Sharing>(self, driver: &Driver<S>) -> ListenerBuilder<S> {
         let ListenerBuilder { options, backlog, pd, .. } = self;
         ListenerBuilder { driver: Some(driver.clone()), options, shared: None, backlog, pd }

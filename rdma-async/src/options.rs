@@ -61,7 +61,8 @@ macro_rules! setters {
         /// The longest message that a connection can receive, in bytes; 4096 by default.
         ///
         /// Each connection has memory for as many messages as it has receives. The pool rounds the size up, so slightly longer
-        /// messages arrive, too. A message that does not fit fails at both ends, and the connection with it.
+        /// messages arrive, too. A message that does not fit fails at both ends, and the connection with it. With
+        /// [shared receives](crate::SharedReceives), their size counts instead.
         pub fn message_size(mut self, bytes: usize) -> Self {
             self.options.message_size = bytes;
             self

@@ -8,13 +8,13 @@ use crate::{Error, Result, Sharing, Threads};
 
 /// Receives that connections share, instead of receives for each connection.
 ///
-/// For a service with many connections, of which few receive at the same time. A connection reserves its
+/// They suit a service with many connections, few of which receive at the same time. A connection reserves its
 /// [`receives`](crate::Connector::receives) when it is made, and can [reserve](crate::Connection::reserve_receives) further ones
 /// while it needs them.
 ///
 /// The device gives a receive to whichever message arrives first. So the protocol has to bound what a peer sends by what its
-/// connection has reserved, as rdma-msg does. A peer that sends more loses its connection, with [`Error::ReceivesExceeded`].
-/// Until this is noticed, other peers may have to wait, and try again.
+/// connection has reserved, as rdma-msg does. If a peer sends more, its connection ends with [`Error::ReceivesExceeded`]. Until the
+/// program drops it, the peer can go on to use receives, and other peers may get RNR NAKs and retry.
 ///
 /// ```no_run
 /// # async fn example() -> rdma_async::Result<()> {
@@ -24,8 +24,8 @@ use crate::{Error, Result, Sharing, Threads};
 /// # }
 /// ```
 ///
-/// On each device, the receives and their memory are made for the first connection. They are freed once this and the connections
-/// are dropped. Each completion queue of the driver needs [room](crate::DriverBuilder::completions) for all of them.
+/// In each protection domain, the receives and their memory are made for the first connection. They are freed once this and the
+/// connections are dropped. Each completion queue of the driver needs [room](crate::DriverBuilder::completions) for all of them.
 pub struct SharedReceives<S: Sharing = Threads> {
     shared: S::Rc<Shared<S>>,
 }
@@ -36,8 +36,8 @@ const ALIGN: usize = 64;
 struct Shared<S: Sharing> {
     messages: u32,
     message_size: usize,
-    /// One for each device.
-    queues: S::Cell<Vec<S::Rc<SharedQueue<S>>>>,
+    /// One for each protection domain.
+    queues: S::Cell<Vec<S::Rc<DomainReceives<S>>>>,
 }
 
 impl<S: Sharing> Clone for SharedReceives<S> {
@@ -47,7 +47,9 @@ impl<S: Sharing> Clone for SharedReceives<S> {
 }
 
 impl<S: Sharing> SharedReceives<S> {
-    /// On each device, `messages` receives for messages of up to `message_size` bytes.
+    /// In each protection domain, `messages` receives, at least 1, for messages of up to `message_size` bytes, 1 to 1 GiB.
+    ///
+    /// The first connection fails if the device does not allow as many.
     #[must_use]
     pub fn new(messages: u32, message_size: usize) -> Self {
         let message_size = message_size.clamp(1, 1 << 30).next_multiple_of(ALIGN);
@@ -56,7 +58,7 @@ impl<S: Sharing> SharedReceives<S> {
         }
     }
 
-    /// The number of receives on each device.
+    /// The number of receives in each protection domain.
     #[must_use]
     pub fn messages(&self) -> u32 {
         self.shared.messages
@@ -68,7 +70,7 @@ impl<S: Sharing> SharedReceives<S> {
         self.shared.message_size
     }
 
-    /// The number of receives that connections have reserved, on all devices. It includes messages that readers keep.
+    /// The number of receives that connections have reserved, in all domains. It includes messages that readers keep.
     #[must_use]
     pub fn reserved(&self) -> u32 {
         S::with(&self.shared.queues, |queues| {
@@ -85,20 +87,22 @@ impl<S: Sharing> SharedReceives<S> {
         Ok(Reservation { queue, receives })
     }
 
-    fn queue(&self, pd: &ProtectionDomain) -> Result<S::Rc<SharedQueue<S>>> {
-        let find = |queues: &mut Vec<S::Rc<SharedQueue<S>>>| queues.iter().find(|queue| queue.pd.is_same(pd)).cloned();
+    fn queue(&self, pd: &ProtectionDomain) -> Result<S::Rc<DomainReceives<S>>> {
+        let find =
+            |queues: &mut Vec<S::Rc<DomainReceives<S>>>| queues.iter().find(|queue| queue.pd.is_same(pd)).cloned();
         if let Some(queue) = S::with(&self.shared.queues, find) {
             return Ok(queue);
         }
-        let queue = S::rc(SharedQueue::new(pd, self.messages(), self.message_size())?);
-        Ok(S::with(&self.shared.queues, |queues| match find(queues) {
-            // Another thread was faster.
-            Some(other) => other,
-            None => {
+        let queue = S::rc(DomainReceives::new(pd, self.messages(), self.message_size())?);
+        // If another thread was faster, this one is dropped without the lock.
+        let other = S::with(&self.shared.queues, |queues| {
+            let other = find(queues);
+            if other.is_none() {
                 queues.push(queue.clone());
-                queue
             }
-        }))
+            other
+        });
+        Ok(other.unwrap_or(queue))
     }
 }
 
@@ -112,10 +116,10 @@ impl<S: Sharing> fmt::Debug for SharedReceives<S> {
     }
 }
 
-/// The shared receives of one device.
-pub(crate) struct SharedQueue<S: Sharing> {
+/// The shared receives in one protection domain.
+pub(crate) struct DomainReceives<S: Sharing> {
     pd: ProtectionDomain,
-    /// A queue of connections may be locked when this is locked, but not the other way around.
+    /// May be locked while the queue of a connection is. That queue must not be locked while this is.
     state: S::Cell<State>,
     /// The addresses of the memory for messages.
     memory: std::ops::Range<usize>,
@@ -125,9 +129,11 @@ struct State {
     pool: ReceivePool,
     /// Receives that no connection has reserved.
     free: u32,
+    /// The device has refused a receive, so there are fewer than were counted.
+    is_broken: bool,
 }
 
-impl<S: Sharing> SharedQueue<S> {
+impl<S: Sharing> DomainReceives<S> {
     fn new(pd: &ProtectionDomain, messages: u32, message_size: usize) -> Result<Self> {
         let mut pool = ReceivePool::new(pd, messages)?;
         let len = messages as usize * message_size;
@@ -136,7 +142,7 @@ impl<S: Sharing> SharedQueue<S> {
         for buffer in whole.into_chunks(message_size)? {
             pool.receive(buffer).map_err(|rejected| rdma_safe::Error::from(rejected.error))?;
         }
-        Ok(SharedQueue { pd: pd.clone(), state: S::cell(State { pool, free: messages }), memory })
+        Ok(DomainReceives { pd: pd.clone(), state: S::cell(State { pool, free: messages, is_broken: false }), memory })
     }
 
     /// Endpoints of the builder use these receives.
@@ -145,12 +151,10 @@ impl<S: Sharing> SharedQueue<S> {
     }
 
     fn reserve(&self, receives: u32) -> bool {
-        S::with(&self.state, |state| match state.free.checked_sub(receives) {
-            Some(free) => {
-                state.free = free;
-                true
-            }
-            None => false,
+        S::with(&self.state, |state| {
+            let left = state.free.checked_sub(receives).filter(|_| !state.is_broken);
+            state.free = left.unwrap_or(state.free);
+            left.is_some()
         })
     }
 
@@ -160,26 +164,34 @@ impl<S: Sharing> SharedQueue<S> {
 
     /// Posts the receive of a message again. Returns a buffer that is not of these receives, or that the device refuses.
     pub(crate) fn post(&self, buffer: Buffer) -> Option<Buffer> {
-        if !self.memory.contains(&buffer.as_ptr().addr()) {
+        if !self.owns(&buffer) {
             return Some(buffer);
         }
-        S::with(&self.state, |state| state.pool.receive(buffer).err()).and_then(|rejected| rejected.buffer)
+        S::with(&self.state, |state| {
+            let rejected = state.pool.receive(buffer).err()?;
+            state.is_broken = true;
+            rejected.buffer
+        })
+    }
+
+    fn owns(&self, buffer: &Buffer) -> bool {
+        self.memory.contains(&buffer.as_ptr().addr())
     }
 
     /// Posts the receive of a message whose connection is gone.
     pub(crate) fn post_orphan(&self, buffer: Buffer) -> Option<Buffer> {
-        let is_own = self.memory.contains(&buffer.as_ptr().addr());
-        let unused = self.post(buffer);
-        if is_own {
-            self.release(1);
+        if !self.owns(&buffer) {
+            return Some(buffer);
         }
+        let unused = self.post(buffer);
+        self.release(1);
         unused
     }
 }
 
 /// Receives that a connection has reserved, until this is dropped.
 pub(crate) struct Reservation<S: Sharing> {
-    pub(crate) queue: S::Rc<SharedQueue<S>>,
+    pub(crate) queue: S::Rc<DomainReceives<S>>,
     receives: u32,
 }
 
@@ -206,7 +218,7 @@ impl<S: Sharing> Receives<S> {
         }
     }
 
-    pub(crate) fn shared(&self) -> Option<&S::Rc<SharedQueue<S>>> {
+    pub(crate) fn shared(&self) -> Option<&S::Rc<DomainReceives<S>>> {
         match self {
             Receives::Own(_) => None,
             Receives::Shared(reservation) => Some(&reservation.queue),
@@ -216,9 +228,11 @@ impl<S: Sharing> Receives<S> {
     /// Reserves further receives. False if there are none, or if the connection has its own.
     pub(crate) fn reserve(&mut self, receives: u32) -> bool {
         let Receives::Shared(reservation) = self else { return false };
-        let is_reserved = reservation.queue.reserve(receives);
-        reservation.receives += if is_reserved { receives } else { 0 };
-        is_reserved
+        if !reservation.queue.reserve(receives) {
+            return false;
+        }
+        reservation.receives += receives;
+        true
     }
 
     /// Releases receives for others.
@@ -229,7 +243,20 @@ impl<S: Sharing> Receives<S> {
         reservation.queue.release(receives);
     }
 
-    /// The connection is gone, and readers keep `messages` of it. Each releases its receive when it is dropped.
+    /// Posts the receive of a message again if it is shared. Returns the buffer otherwise.
+    pub(crate) fn post_shared(&self, buffer: Buffer) -> Option<Buffer> {
+        match self.shared() {
+            Some(shared) => shared.post(buffer),
+            None => Some(buffer),
+        }
+    }
+
+    /// The receives cannot be used again.
+    pub(crate) fn leak(&mut self) {
+        self.leave_to_readers(u32::MAX);
+    }
+
+    /// Leaves the receives of `messages` kept messages reserved when the connection is gone.
     pub(crate) fn leave_to_readers(&mut self, messages: u32) {
         if let Receives::Shared(reservation) = self {
             reservation.receives = reservation.receives.saturating_sub(messages);

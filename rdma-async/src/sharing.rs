@@ -30,10 +30,6 @@ pub trait Sharing: sealed::Sealed + fmt::Debug + Sized + 'static {
     #[doc(hidden)]
     fn upgrade<T>(value: &Self::Weak<T>) -> Option<Self::Rc<T>>;
     #[doc(hidden)]
-    fn is_same<T>(one: &Self::Rc<T>, other: &Self::Rc<T>) -> bool {
-        std::ptr::eq(&**one, &**other)
-    }
-    #[doc(hidden)]
     fn cell<T>(value: T) -> Self::Cell<T>;
     /// Calls `f` with exclusive access. Neither wakes tasks nor drops buffers inside, since both can run code of the user.
     #[doc(hidden)]

@@ -76,7 +76,7 @@ async fn a_connection_without_receives_is_rejected_with_the_reason() {
         refused = soon(connector.connect(listener.local_address())) => refused.unwrap_err(),
         _ = listener.accept() => panic!("it was accepted"),
     };
-    assert!(reason(&refused).starts_with("2 receives are wanted, and not as many of 5"), "{refused}");
+    assert!(reason(&refused).starts_with("2 receives are needed, but fewer of the 5"), "{refused}");
     assert_eq!(listener.failed(), 1);
     let here = Connector::new().unwrap().receives(3).shared_receives(&shared);
     let refused = soon(here.connect(listener.local_address())).await.unwrap_err();

@@ -179,7 +179,7 @@ mod tests {
             packet: 8192,
             message: MOST as u64,
             max_window: 4,
-            keepalive: crate::wire::Keepalive::Any,
+            keepalive: None,
         };
         let mut seed = 1_u64;
         let mut random = |below: u64| {

@@ -144,7 +144,7 @@ impl Channel {
 
     /// Ends the channel in order: [`Channel::finish`], [`Channel::flush`], and then the end of the connection.
     ///
-    /// Does not wait for the peer to finish. Messages that it sends afterwards are lost, and it learns that they are.
+    /// Does not wait for the peer to finish. Messages that the peer sends afterwards are lost, and the peer gets an error.
     ///
     /// A peer that does not receive keeps this waiting. So a service that stops sets a deadline, and then aborts:
     ///
@@ -209,12 +209,7 @@ impl Channel {
 
 impl Handle {
     /// Starts the engine of a connection whose handshake is complete.
-    pub(crate) async fn start(
-        options: &Options,
-        connection: Connection,
-        own: &Hello,
-        has_connected: bool,
-    ) -> Result<Self> {
+    pub(crate) async fn start(options: &Options, connection: Connection, own: &Hello, is_active: bool) -> Result<Self> {
         let peer = own.decode(connection.private_data())?;
         let packet = own.packet.min(peer.packet) as usize;
         let of_connection = connection.pool();
@@ -232,10 +227,11 @@ impl Handle {
             peer_max_window: peer.max_window,
             sends: options.sends,
             offers: options.offers(),
+            is_active,
         };
         let copies = CopyBudget::new(options.copy_budget);
         let shared = Shared::new(|wakers, channel| {
-            Engine::new(connection, [own, &peer], limits, has_connected, copies, reserved, wakers, channel)
+            Engine::new(connection, [own, &peer], limits, copies, reserved, wakers, channel)
         });
         let rendezvous_threshold = options.rendezvous_threshold;
         Ok(Handle(Arc::new(Owner { shared, addresses, pd, pool, rendezvous_threshold })))

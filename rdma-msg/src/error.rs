@@ -23,7 +23,7 @@ pub enum Error {
     /// This end has closed or aborted the channel, or has said that it sends no more.
     #[error("the channel was closed on this side")]
     Closed,
-    /// The program of the peer has not answered for this time, although its device may. It may be stopped, or hang.
+    /// The program of the peer has not answered for this time. It is stopped or hangs; its device may still answer.
     #[error(
         "the program of the peer has not answered for {0:?}: it is stopped, or its runtime is blocked; \
          raise keepalive if that is no failure"
@@ -84,8 +84,8 @@ pub enum Violation {
     /// A credit for more packets than it has receives, or for fewer than before.
     #[error("it allows more packets than it has receives, or fewer than before")]
     ImpossibleCredit,
-    /// It has given up more credit than it had.
-    #[error("it has given up more credit than it had")]
+    /// It has waived more credit than it had.
+    #[error("it has waived more credit than it had")]
     ImpossibleWaiver,
     /// More offers of memory than may be open.
     #[error("it has offered more than it may at once")]
@@ -93,9 +93,9 @@ pub enum Violation {
     /// An answer to an offer that was not made, or that was answered before.
     #[error("it has answered an offer that was not made, or twice")]
     ImpossibleAnswer,
-    /// A probe while this end has it.
-    #[error("it has sent a probe out of turn")]
-    UnexpectedProbe,
+    /// A heartbeat when it was the turn of this end.
+    #[error("it has sent a heartbeat out of turn")]
+    UnexpectedHeartbeat,
     /// A packet that is shorter than its header, or whose frames exceed it.
     #[error("a packet is shorter than its frames")]
     Truncated,

@@ -44,19 +44,20 @@
 //!
 //! # Memory
 //!
-//! A connection has registered memory for its [`window`](Connector::window) and for six more packets: 22 times 20 KiB by default.
-//! While it sends, it has one further packet for each that is on its way, up to [`sends`](Connector::sends) and one. An idle
-//! connection gives these back, except for one. So with default options it has 460 KiB when idle, and at most 780 KiB. A message
-//! that arrives in parts takes as many bytes as it has, up to [`max_message`](Connector::max_message).
+//! A connection has registered memory for its [`window`](Connector::window) and for six control packets: 22 times 20 KiB by
+//! default. While it sends, it also has up to [`sends`](Connector::sends) + 1 packets. When it is idle, it keeps one of them. So
+//! with default options it has 460 KiB when idle, and at most 780 KiB. A message that arrives in parts also takes its length in
+//! memory, at most [`max_message`](Connector::max_message). Copies for a program that keeps messages have a
+//! [budget](Connector::copy_budget).
 //!
-//! Services with many connections let them [share receives](SharedReceives), and choose smaller packets. A connection that is idle
-//! then has seven packets, for example 28 KiB.
+//! For many connections, [share the receives](SharedReceives) and choose smaller packets. A connection that is idle then has seven
+//! packets, for example 28 KiB.
 //!
 //! # Cancellation
 //!
 //! | a future is dropped | |
 //! |---|---|
-//! | [`Channel::send`] | the message does not arrive, unless it is long memory that the peer was already told of |
+//! | [`Channel::send`] | the message does not arrive, unless the peer was already offered its memory |
 //! | [`Channel::flush`], [`Channel::finish`] | can be called again |
 //! | [`Channel::receive`] | loses no message |
 //! | [`Channel::close`] | the channel is closed when its last handle is dropped |
@@ -71,7 +72,7 @@
 //! | `futures` | `AsyncRead` and `AsyncWrite` of futures-io |
 //! | `hyper` | module `hyper`: HTTP/1.1 and HTTP/2 over streams; `Incoming` |
 //! | `tonic` | module `tonic`: gRPC over streams |
-//! | `bytes` | `Bytes` of received messages without a copy |
+//! | `bytes` | `Bytes` are sent and received without a copy |
 //! | `soft` | soft0, a software RNIC in the process |
 
 #![deny(missing_docs)]

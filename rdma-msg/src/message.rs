@@ -29,6 +29,9 @@ enum Storage {
     Copied { bytes: Vec<u8>, _loan: Loan },
 }
 
+/// Bytes that a copy takes besides the message, approximately.
+const OVERHEAD: usize = 128;
+
 /// The bytes by which programs may keep copies instead of packets.
 pub(crate) struct CopyBudget {
     limit: usize,
@@ -48,7 +51,7 @@ impl CopyBudget {
 
     /// A copy of a message. `None` if the budget does not suffice.
     pub(crate) fn copy(&self, message: &Message) -> Option<Message> {
-        let bytes = message.len();
+        let bytes = message.len() + OVERHEAD;
         // Only the engine adds, and it is locked.
         if bytes > self.limit.saturating_sub(self.used.load(Ordering::Relaxed)) {
             return None;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::SharedReceives;
 use crate::engine::READS;
-use crate::flow::{ABORT_SENDS, ANSWER_SENDS, CONTROL, CONTROL_SENDS, OFFERS, PROBE_SENDS, PROBES};
-use crate::wire::{Hello, Keepalive, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
+use crate::flow::{ABORT_SENDS, ANSWER_SENDS, CONTROL, CONTROL_SENDS, HEARTBEAT_SENDS, HEARTBEATS, OFFERS};
+use crate::wire::{Hello, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
 
 /// Options of channels and streams, for [`Connector`](crate::Connector) and [`Listener`](crate::Listener).
 #[derive(Clone, Debug)]
@@ -53,13 +53,14 @@ macro_rules! setters {
 
         /// Packets that may wait at this end, 1 to 16384; 16 by default. The peer sends no more until messages are dropped.
         ///
-        /// A connection has receives for as many packets, and six for control packets.
+        /// A connection has a receive for each of them, and six for control packets.
         pub fn window(mut self, packets: u32) -> Self {
             self.options.window = packets.clamp(1, crate::wire::MAX_WINDOW);
             self
         }
 
-        /// Connections share these receives, and have a window only while they need one.
+        /// Connections share these receives. The window is 1 packet while a connection is idle, and grows up to
+        /// [`window`](Self::window) while it is busy. Packets are at most as long as the shared receives.
         pub fn shared_receives(mut self, shared: &crate::SharedReceives) -> Self {
             self.options.shared = Some(shared.clone());
             self
@@ -82,8 +83,8 @@ macro_rules! setters {
         /// Length in bytes from which on the peer reads memory in place instead of receiving copies; 64 KiB by default. Channels
         /// only, and for memory that [moves in](crate::Payload).
         ///
-        /// The memory is registered for that message alone, and deregistered when the peer has read it. So nothing is copied, but a
-        /// registration costs system calls on hardware. `usize::MAX` disables it.
+        /// The memory is registered for that message alone, and deregistered when the peer has read it. This saves the copies. On
+        /// hardware, a registration costs system calls. `usize::MAX` disables it.
         pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
             self.options.rendezvous_threshold = bytes;
             self
@@ -91,19 +92,21 @@ macro_rules! setters {
 
         /// Bytes of messages that are copied while the program keeps many, so that the peer can go on; 1 MiB by default.
         ///
-        /// A message is copied if messages of more than half of the packets of the [window](Self::window) are kept. The bytes are free
-        /// again when the copy is dropped. 0 disables it.
+        /// A message is copied if messages of more than half of the packets of the [window](Self::window) are kept. The bytes are
+        /// free again when the copy is dropped. 0 disables it.
         pub fn copy_budget(mut self, bytes: usize) -> Self {
             self.options.copy_budget = bytes;
             self
         }
 
-        /// Time within which it is noticed that the peer is silent; 10 s by default. `None` disables it.
+        /// Time after which a silent peer counts as lost; 10 s by default. `None` disables it.
         ///
-        /// A connection that is otherwise silent exchanges probes, which the program of the peer has to answer. If it does not,
-        /// since it is stopped or its runtime is blocked, the connection ends with
-        /// [`Error::Unresponsive`](crate::Error::Unresponsive). So the time has to exceed what a program may block the threads of
-        /// its runtime, also in a debugger. A pause of this program does not count.
+        /// The programs of both ends exchange heartbeats. A program that is stopped, or whose runtime is blocked, does not answer.
+        /// Its connection then ends with [`Error::Unresponsive`](crate::Error::Unresponsive), after this time or up to a fifth
+        /// later. A program may block its runtime for three quarters of it. A pause of this program does not count.
+        ///
+        /// Heartbeats use at least 100 ms. The device of the peer is asked, too, for which the time is 10 ms to 24 hours; other
+        /// values fail when a connection is made.
         pub fn keepalive(mut self, within: impl Into<Option<std::time::Duration>>) -> Self {
             self.options.keepalive = within.into();
             self
@@ -159,7 +162,7 @@ impl Options {
             purpose,
             window: self.first_window(),
             max_window,
-            keepalive: self.keepalive.map_or(Keepalive::Any, Keepalive::Within),
+            keepalive: self.keepalive,
             packet: self.packet_size.clamp(MIN_PACKET, packet),
             message: match purpose {
                 Purpose::Messages => self.max_message as u64,
@@ -170,11 +173,11 @@ impl Options {
     }
 
     pub(crate) fn transport_sends(&self) -> u32 {
-        self.sends + CONTROL_SENDS + ANSWER_SENDS + PROBE_SENDS + ABORT_SENDS + READS
+        self.sends + CONTROL_SENDS + ANSWER_SENDS + HEARTBEAT_SENDS + ABORT_SENDS + READS
     }
 
     pub(crate) fn transport_receives(&self) -> u32 {
-        self.first_window() + CONTROL + self.offers() + PROBES
+        self.first_window() + CONTROL + self.offers() + HEARTBEATS
     }
 
     /// The window of a new connection.

@@ -39,17 +39,17 @@ impl Payload<'_> {
         self.len() == 0
     }
 
-    /// Registers memory that the peer can read where it is, if the message has at least `least` bytes. `None` if it is to be
-    /// copied, also if it cannot be registered.
+    /// Registers memory that the peer can read in place, if the message has at least `least` bytes. `None` if the message is
+    /// shorter, borrowed, or cannot be registered. It is then copied.
     pub(crate) fn expose(&mut self, pd: &ProtectionDomain, least: usize) -> Option<ReadableRegion> {
         if self.len() < least.max(1) {
             return None;
         }
         let (region, source) = match std::mem::replace(&mut self.0, Source::Slice(&[])) {
-            Source::Vec(bytes) => kept(pd.expose_read_only(bytes), Source::Vec),
+            Source::Vec(bytes) => region_or_source(pd.expose_read_only(bytes), Source::Vec),
             #[cfg(feature = "bytes")]
-            Source::Bytes(bytes) => kept(pd.expose_read_only(bytes), Source::Bytes),
-            Source::Buffer(buffer) => kept(pd.expose_read_only(buffer.freeze()), Source::Shared),
+            Source::Bytes(bytes) => region_or_source(pd.expose_read_only(bytes), Source::Bytes),
+            Source::Buffer(buffer) => region_or_source(pd.expose_read_only(buffer.freeze()), Source::Shared),
             copied => (None, Some(copied)),
         };
         self.0 = source.unwrap_or(Source::Slice(&[]));
@@ -92,7 +92,7 @@ impl Payload<'_> {
 }
 
 /// The region, or the memory to copy.
-fn kept<'a, M>(
+fn region_or_source<'a, M>(
     exposed: Result<ReadableRegion, RegisterError<M>>,
     copied: impl FnOnce(M) -> Source<'a>,
 ) -> (Option<ReadableRegion>, Option<Source<'a>>) {

@@ -4,12 +4,12 @@ use std::fmt;
 
 use crate::wire::{MAX_PACKET, MIN_PACKET};
 
-/// Receives that the connections of a listener share, instead of a [`window`](crate::ListenerBuilder::window) for each.
+/// Receives that connections share, instead of a [`window`](crate::ListenerBuilder::window) for each.
 ///
-/// A connection keeps six receives: one for data, and five so that control packets always find one. When its peer sends more, it
-/// reserves further ones, up to its window. A peer that has sent nothing for 100 ms gives them back. So thousands of connections
-/// need memory for those that are in use. When all receives are reserved, connections go on with the ones that they have, which is
-/// slower, and new connections are rejected with the reason.
+/// A connection always has six receives: one for data and five for control packets. When its peer sends more, it reserves further
+/// ones, up to its window. A peer that has sent nothing for 100 ms gives them back. So thousands of connections need memory only
+/// for the busy ones, and for six packets each. When no receive is free, connections continue with smaller windows. New connections
+/// are rejected, and the rejection has the reason.
 ///
 /// ```no_run
 /// # async fn example() -> rdma_msg::Result<()> {
@@ -20,14 +20,16 @@ use crate::wire::{MAX_PACKET, MIN_PACKET};
 /// # }
 /// ```
 ///
-/// Credit never exceeds the receives that are posted, so no packet finds the queue empty. The receives are made for the first
-/// connection on a device, with memory of their own. [`DriverBuilder::completions`](rdma_async::DriverBuilder::completions) has to
-/// exceed their number.
+/// Credit never exceeds the receives that are posted. So no packet finds the queue empty while all peers keep to the protocol. A
+/// peer that sends more loses its connection. Until then, its packets take receives of others, whose packets are sent again (RNR).
+///
+/// The receives of a protection domain are made for its first connection, with memory of their own.
+/// [`DriverBuilder::completions`](rdma_async::DriverBuilder::completions) has to exceed their number.
 #[derive(Clone)]
 pub struct SharedReceives(pub(crate) rdma_async::SharedReceives);
 
 impl SharedReceives {
-    /// On each device, receives for `packets` packets of up to `packet_size` bytes, 512 to 1 MiB.
+    /// In each protection domain, receives for `packets` packets of up to `packet_size` bytes, 512 to 1 MiB.
     ///
     /// Connections then have packets of at most this size. Longer messages are divided.
     #[must_use]
@@ -36,13 +38,13 @@ impl SharedReceives {
         SharedReceives(rdma_async::SharedReceives::new(packets, size))
     }
 
-    /// The number of receives on each device.
+    /// The number of receives in each protection domain.
     #[must_use]
     pub fn packets(&self) -> u32 {
         self.0.messages()
     }
 
-    /// The number of receives that connections have reserved, on all devices. It includes packets whose messages the program keeps.
+    /// The number of receives that connections have reserved, in all domains. It includes packets whose messages the program keeps.
     #[must_use]
     pub fn reserved(&self) -> u32 {
         self.0.reserved()

@@ -25,28 +25,28 @@ pub(crate) struct Shared {
     returned: AtomicU32,
     /// Whether all handles are gone.
     left: AtomicBool,
-    /// Whether the time has come to look whether the engine is idle.
-    looks: AtomicBool,
+    /// Whether a timer of the engine has fired.
+    timer_fired: AtomicBool,
 }
 
 /// Runs the engine when it is woken.
 struct Runner(Weak<Shared>);
 
-/// Lets the engine look whether it is idle, when it is woken.
-struct Look(Weak<Shared>);
+/// Fires the timers of the engine when it is woken.
+struct TimerWaker(Weak<Shared>);
 
 /// The wakers of an engine.
 pub(crate) struct OwnWakers {
     /// Runs the engine when the connection has something for it.
     pub(crate) run: Waker,
-    /// Lets the engine look whether it is idle.
-    pub(crate) look: Waker,
+    /// Fires the timers of the engine.
+    pub(crate) timer: Waker,
 }
 
-impl Wake for Look {
+impl Wake for TimerWaker {
     fn wake(self: Arc<Self>) {
         if let Some(shared) = self.0.upgrade() {
-            shared.looks.store(true, Ordering::SeqCst);
+            shared.timer_fired.store(true, Ordering::SeqCst);
             shared.run();
         }
     }
@@ -69,7 +69,7 @@ impl Shared {
     pub(crate) fn new(engine: impl FnOnce(OwnWakers, Weak<Shared>) -> Engine) -> Arc<Self> {
         let wakers = |this: &Weak<Shared>| OwnWakers {
             run: Waker::from(Arc::new(Runner(this.clone()))),
-            look: Waker::from(Arc::new(Look(this.clone()))),
+            timer: Waker::from(Arc::new(TimerWaker(this.clone()))),
         };
         let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             engine: Mutex::new(Some(Box::new(engine(wakers(this), this.clone())))),
@@ -77,7 +77,7 @@ impl Shared {
             again: AtomicBool::new(false),
             returned: AtomicU32::new(0),
             left: AtomicBool::new(false),
-            looks: AtomicBool::new(false),
+            timer_fired: AtomicBool::new(false),
         });
         shared.run();
         shared
@@ -126,8 +126,8 @@ impl Shared {
                 engine.leave();
             }
             engine.run();
-            if self.looks.swap(false, Ordering::SeqCst) {
-                engine.look();
+            if self.timer_fired.swap(false, Ordering::SeqCst) {
+                engine.on_timer();
             }
             let effects = settle(engine);
             drop(guard);

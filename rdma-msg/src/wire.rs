@@ -6,11 +6,11 @@
 //! |---|---|
 //! | 0 | [`Class`] |
 //! | 1 | 1 if the sender has no credit left for data |
-//! | 2, 3 | receives for data packets at the sender of this; 0 if their number never changes |
+//! | 2, 3 | receives for data packets at the sender |
 //! | 4 to 7, 8 to 11 | [`Counts`]: data packets and control packets that the receiver may have sent |
 //! | 12 to 15 | [`Counts`]: offers of the receiver that are done |
 //!
-//! A packet that gives up credit has the number of data packets in the 4 bytes after the header.
+//! A packet that waives credit has the number of data packets in the 4 bytes after the header.
 //!
 //! | bytes | header of a frame |
 //! |---|---|
@@ -46,11 +46,11 @@ pub(crate) enum Class {
     Control,
     /// A receive that the receiver has reserved for its offer. It has no frames.
     Answer,
-    /// A receive of the window. It has no frames: its sender gives up credit.
+    /// A receive of the window. It has no frames: its sender waives credit.
     Waiver,
-    /// A receive for probes. It has no frames: its sender wants to know whether the program of the receiver runs, or shows that its
-    /// own does.
-    Probe,
+    /// A receive for heartbeats. It has no frames. It asks whether the receiver's program runs, or answers that the sender's
+    /// program does.
+    Heartbeat,
     /// A receive for control packets. It has a frame with [`Kind::Abort`], and is the last packet: it is used when there is no
     /// credit for data.
     Abort,
@@ -92,7 +92,7 @@ pub(crate) struct Frame {
 pub(crate) fn header(class: Class, counts: Counts) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     bytes[0] = class as u8;
-    bytes[1] = counts.has_used_all.into();
+    bytes[1] = counts.is_out_of_credit.into();
     // Windows have at most `MAX_WINDOW` receives.
     bytes[2..4].copy_from_slice(&(counts.window as u16).to_be_bytes());
     bytes[4..8].copy_from_slice(&counts.data.to_be_bytes());
@@ -109,19 +109,19 @@ pub(crate) fn decode_header(packet: &[u8]) -> Result<(Class, Counts), Violation>
         1 => Class::Control,
         2 => Class::Answer,
         3 => Class::Waiver,
-        4 => Class::Probe,
+        4 => Class::Heartbeat,
         5 => Class::Abort,
         _ => return Err(Violation::UnknownKind),
     };
     let window = u16::from_be_bytes([header[2], header[3]]).into();
     let [data, control, answered] = [4, 8, 12].map(|at| number(&header[at..]));
-    Ok((class, Counts { window, data, control, answered, has_used_all: header[1] == 1 }))
+    Ok((class, Counts { window, data, control, answered, is_out_of_credit: header[1] == 1 }))
 }
 
-/// Length of what follows the header of [`Class::Waiver`].
+/// Length of the payload of [`Class::Waiver`].
 pub(crate) const WAIVER: usize = 4;
 
-/// Decodes the number of data packets that a sender gives up.
+/// Decodes the number of data packets that a sender waives.
 pub(crate) fn decode_waiver(packet: &[u8]) -> Result<u32, Violation> {
     let payload = packet.get(HEADER..).and_then(<[u8]>::first_chunk).ok_or(Violation::Truncated)?;
     Ok(u32::from_be_bytes(*payload))
@@ -235,8 +235,8 @@ pub(crate) fn decode_abort(payload: &[u8]) -> Result<(u32, String), Violation> {
 /// | 8 to 11 | receives for data packets |
 /// | 12 to 15 | longest packet that it can receive, in bytes |
 /// | 16 to 23 | longest message that it accepts, in bytes |
-/// | 24 to 27 | most receives for data packets that it may have; 0 if their number never changes |
-/// | 28 to 31 | time in ms within which it wants to hear from the peer; 0 if it does not answer probes |
+/// | 24 to 27 | most receives for data packets that it may have |
+/// | 28 to 31 | time in ms within which it wants to hear from the peer; 0 for any time |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
     pub(crate) versions: [u8; 2],
@@ -246,35 +246,8 @@ pub(crate) struct Hello {
     pub(crate) message: u64,
     /// Equals `window` if that never changes.
     pub(crate) max_window: u32,
-    pub(crate) keepalive: Keepalive,
-}
-
-/// The time within which an end wants to hear from the program of its peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Keepalive {
-    /// The end does not answer probes.
-    Unknown,
-    /// It answers them, and does not want to know.
-    Any,
-    Within(Duration),
-}
-
-impl Keepalive {
-    fn encode(self) -> u32 {
-        match self {
-            Keepalive::Unknown => 0,
-            Keepalive::Any => u32::MAX,
-            Keepalive::Within(time) => u32::try_from(time.as_millis()).unwrap_or(u32::MAX).clamp(1, u32::MAX - 1),
-        }
-    }
-
-    fn decode(number: u32) -> Self {
-        match number {
-            0 => Keepalive::Unknown,
-            u32::MAX => Keepalive::Any,
-            time => Keepalive::Within(Duration::from_millis(time.into())),
-        }
-    }
+    /// The time within which it wants to hear from the program of the peer.
+    pub(crate) keepalive: Option<Duration>,
 }
 
 /// What a connection is used for.
@@ -295,7 +268,7 @@ pub(crate) const MAX_WINDOW: u32 = 1 << 14;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 32] {
-        let max_window = if self.max_window == self.window { 0 } else { self.max_window };
+        let keepalive = self.keepalive.map_or(0, |time| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).max(1));
         let mut bytes = [0; 32];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&self.versions);
@@ -303,14 +276,14 @@ impl Hello {
         bytes[8..12].copy_from_slice(&self.window.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.packet.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.message.to_be_bytes());
-        bytes[24..28].copy_from_slice(&max_window.to_be_bytes());
-        bytes[28..].copy_from_slice(&self.keepalive.encode().to_be_bytes());
+        bytes[24..28].copy_from_slice(&self.max_window.to_be_bytes());
+        bytes[28..].copy_from_slice(&keepalive.to_be_bytes());
         bytes
     }
 
     /// Decodes the private data of a peer, and checks that this end can talk to it.
     pub(crate) fn decode(&self, private_data: &[u8]) -> Result<Self, crate::Error> {
-        let bytes: &[u8; 24] = private_data.first_chunk().ok_or(Incompatible::OtherProtocol)?;
+        let bytes: &[u8; 32] = private_data.first_chunk().ok_or(Incompatible::OtherProtocol)?;
         if bytes[..4] != MAGIC {
             return Err(Incompatible::OtherProtocol.into());
         }
@@ -329,17 +302,15 @@ impl Hello {
         }
         let (window, packet) = (number(&bytes[8..]), number(&bytes[12..]));
         let message = long_number(&bytes[16..]);
-        let max_window = match private_data.get(24..28).map_or(0, number) {
-            0 => window,
-            max_window => max_window,
-        };
+        let max_window = number(&bytes[24..]);
         let are_possible = (1..=max_window).contains(&window)
             && max_window <= MAX_WINDOW
             && (MIN_PACKET..=MAX_PACKET).contains(&packet);
         if !are_possible {
             return Err(Violation::Handshake.into());
         }
-        let keepalive = Keepalive::decode(private_data.get(28..32).map_or(0, number));
+        let keepalive = Some(number(&bytes[28..])).filter(|time| *time != 0);
+        let keepalive = keepalive.map(|time| Duration::from_millis(time.into()));
         Ok(Hello { versions, purpose, window, packet, message, max_window, keepalive })
     }
 }
@@ -355,12 +326,13 @@ mod tests {
         packet: 8192,
         message: 1 << 30,
         max_window: 4,
-        keepalive: Keepalive::Within(Duration::from_millis(700)),
+        keepalive: Some(Duration::from_millis(700)),
     };
 
     #[test]
     fn packets_are_decoded_as_they_were_encoded() {
-        let counts = Counts { window: 0x0506, data: 0x0102_0304, control: u32::MAX, answered: 7, has_used_all: true };
+        let counts =
+            Counts { window: 0x0506, data: 0x0102_0304, control: u32::MAX, answered: 7, is_out_of_credit: true };
         let mut packet = header(Class::Data, counts).to_vec();
         packet.extend(frame(Kind::Part, 3));
         packet.extend(*b"abc\0\0\0\0\0");
@@ -381,7 +353,7 @@ mod tests {
     #[test]
     fn packets_that_are_cut_or_unknown_are_refused() {
         let packet =
-            header(Class::Control, Counts { window: 1, data: 1, control: 2, answered: 0, has_used_all: false });
+            header(Class::Control, Counts { window: 1, data: 1, control: 2, answered: 0, is_out_of_credit: false });
         assert_eq!(decode_header(&packet[..HEADER - 1]), Err(Violation::Truncated));
         assert_eq!(decode_header(&[6; HEADER]), Err(Violation::UnknownKind));
         assert_eq!(decode_waiver(&[0; HEADER + WAIVER - 1]), Err(Violation::Truncated));
@@ -410,9 +382,8 @@ mod tests {
         let mut sent = own.encode().to_vec();
         sent.resize(56, 0);
         assert_eq!(own.decode(&sent).unwrap(), own);
-        // The window of an older end never changes, and it does not answer probes.
-        assert_eq!(own.decode(&sent[..24]).unwrap(), Hello { keepalive: Keepalive::Unknown, ..own });
-        for keepalive in [Keepalive::Unknown, Keepalive::Any, Keepalive::Within(Duration::from_secs(1 << 22))] {
+        assert!(own.decode(&sent[..31]).is_err());
+        for keepalive in [None, Some(Duration::from_secs(1 << 22))] {
             let peer = Hello { keepalive, ..own };
             assert_eq!(own.decode(&peer.encode()).unwrap(), peer);
         }

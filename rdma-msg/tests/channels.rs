@@ -527,9 +527,9 @@ async fn a_message_that_cannot_be_read_is_no_end_of_the_messages_after_it() {
 #[tokio::test]
 async fn no_memory_of_others_is_sent_as_padding() {
     let _soft = soft0();
-    let listener = rdma_async::Listener::builder().message_size(32 << 10).private_data(
-        [&b"RMSG\x01\x01\0\0"[..], &[8_u32, 4096].map(u32::to_be_bytes).concat(), &9999_u64.to_be_bytes()].concat(),
-    );
+    let [windows, packet, rest] = [8_u32, 4096, 0].map(u32::to_be_bytes);
+    let hello = [&b"RMSG\x01\x01\0\0"[..], &windows, &packet, &9999_u64.to_be_bytes(), &windows, &rest].concat();
+    let listener = rdma_async::Listener::builder().message_size(32 << 10).private_data(hello);
     let listener = listener.bind("127.0.0.1:0").await.unwrap();
     let (client, raw) =
         soon(async { tokio::join!(rdma_msg::connect(listener.local_address()), listener.accept()) }).await;

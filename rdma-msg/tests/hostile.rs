@@ -15,12 +15,17 @@ fn hello(window: u32) -> Vec<u8> {
     let mut hello = b"RMSG\x01\x01\0\0".to_vec();
     hello.extend([window, 4096].map(u32::to_be_bytes).concat());
     hello.extend(1_000_000_u64.to_be_bytes());
+    // The window never changes, and any time will do to hear from the peer.
+    hello.extend([window, 0].map(u32::to_be_bytes).concat());
     hello
 }
 
+/// Receives of a liar.
+const WINDOW: u8 = 8;
+
 /// A packet with these credits.
 fn packet(class: u8, [data, control]: [u32; 2], frames: &[u8]) -> Vec<u8> {
-    let mut packet = vec![class, 0, 0, 0];
+    let mut packet = vec![class, 0, 0, WINDOW];
     packet.extend([data, control, 0].map(u32::to_be_bytes).concat());
     packet.extend(frames);
     packet
@@ -44,7 +49,7 @@ const HONEST: [u32; 2] = [8, 3];
 
 /// A peer of which the test decides what it sends, and a channel to it.
 async fn liar(listener: &Listener) -> (Connection, Channel) {
-    let connector = rdma_async::Connector::new().unwrap().private_data(hello(8)).message_size(1 << 16);
+    let connector = rdma_async::Connector::new().unwrap().private_data(hello(WINDOW.into())).message_size(1 << 16);
     let (liar, channel) =
         soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
     (liar.unwrap(), channel.unwrap())
@@ -253,5 +258,25 @@ async fn silent_channels_live_on_whichever_end_wants_to_know() {
         }
         client.send("an answer").await.unwrap();
         assert_eq!(&*soon(server.receive()).await.unwrap().unwrap(), b"an answer");
+    }
+}
+
+#[tokio::test]
+async fn a_channel_that_is_not_accepted_yet_lives_on() {
+    let _soft = soft0();
+    let short = Duration::from_millis(300);
+    let listener = Listener::builder().keepalive(short).bind("127.0.0.1:0").await.unwrap();
+    let connector = rdma_msg::Connector::new().unwrap().keepalive(short);
+    let connect = || connector.connect(listener.local_address());
+    // The handshakes of both are done while the first one is awaited.
+    let (one, other, first) = soon(async { tokio::join!(connect(), connect(), listener.accept()) }).await;
+    let (one, other, first) = (one.unwrap(), other.unwrap(), first.unwrap());
+    tokio::time::sleep(4 * short).await;
+    let second = soon(listener.accept()).await.unwrap();
+    for client in [&one, &other] {
+        client.send("a word").await.unwrap();
+    }
+    for server in [&first, &second] {
+        assert_eq!(&*soon(server.receive()).await.unwrap().unwrap(), b"a word");
     }
 }

@@ -1,5 +1,7 @@
 //! Registered memory: kinds of memory, access rights, bounds, and parts of buffers.
 
+use std::sync::Arc;
+
 use rdma_safe::device::OdpCapabilities;
 use rdma_safe::error::{HugePagesError, Verb};
 use rdma_safe::mr::{Backing, HugePages, Pages};
@@ -279,16 +281,16 @@ fn a_region_stays_registered_until_its_last_part_is_dropped() {
     });
 }
 
-/// The status of a peer's `operation` on an exposed region.
-fn attempt(rdma: &Rdma, pd: &ProtectionDomain, region: &ExposedRegion, operation: &str) -> WcStatus {
+/// The status of a peer's `operation` on exposed memory.
+fn attempt(rdma: &Rdma, pd: &ProtectionDomain, remote: RemoteMemory, operation: &str) -> WcStatus {
     let builder = rdma.endpoint(pd).peer_access(Access::REMOTE);
     let (mut a, _b) = connected(builder);
     let mut buffer = pd.allocate(8).unwrap();
     buffer.fill_from(&[0xee; 8]).unwrap();
     let work = match operation {
-        "read" => Work::read(buffer, region.remote()),
-        "write" => Work::write(buffer, region.remote()),
-        "atomic" => Work::fetch_add(buffer, region.remote(), 1),
+        "read" => Work::read(buffer, remote),
+        "write" => Work::write(buffer, remote),
+        "atomic" => Work::fetch_add(buffer, remote, 1),
         other => panic!("{other}"),
     };
     a.post(work).unwrap();
@@ -309,7 +311,7 @@ fn an_exposed_region_allows_exactly_its_access_rights() {
         for operation in ["read", "write", "atomic"] {
             let mut region = pd.expose(Pages::new(64).unwrap(), access).unwrap();
             region.store_u64(0, 7).unwrap();
-            let status = attempt(&rdma, &pd, &region, operation);
+            let status = attempt(&rdma, &pd, region.remote(), operation);
             let permitted = allowed.contains(&operation);
             let expected = if permitted { WcStatus::SUCCESS } else { WcStatus::REM_ACCESS_ERR };
             assert_eq!(status, expected, "{operation} of a region with {access:?}");
@@ -319,6 +321,25 @@ fn an_exposed_region_allows_exactly_its_access_rights() {
                 _ => 7,
             };
             assert_eq!(region.load_u64(0).unwrap(), value, "after {operation} of a region with {access:?}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_can_only_read_memory_that_is_exposed_for_reading() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let mut frozen = pd.allocate(64).unwrap();
+    frozen.fill_from(&[7; 64]).unwrap();
+    let regions = [
+        pd.expose_read_only(Arc::<[u8]>::from([7; 64])).unwrap(),
+        pd.expose_read_only(frozen.freeze().slice(8..32).unwrap()).unwrap(),
+    ];
+    for region in &regions {
+        for operation in ["read", "write", "atomic"] {
+            let expected = if operation == "read" { WcStatus::SUCCESS } else { WcStatus::REM_ACCESS_ERR };
+            assert_eq!(attempt(&rdma, &pd, region.remote(), operation), expected, "{operation}");
+            assert!(region.iter().all(|byte| *byte == 7), "after {operation}");
         }
     }
 }

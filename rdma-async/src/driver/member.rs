@@ -178,11 +178,16 @@ impl<S: Sharing> Member<S> {
         Some((message, origin))
     }
 
-    /// Whether the peer has sent more messages than the connection has receives for. Later ones do not count.
+    /// Number of messages that have arrived and were not dropped.
+    #[inline(always)]
+    pub(crate) fn messages(&self) -> u32 {
+        self.inbox.len() as u32 + self.kept
+    }
+
+    /// Whether the peer has sent more messages than the connection has receives for, now or before.
     #[inline(always)]
     pub(crate) fn has_exceeded(&self) -> bool {
-        let messages = self.inbox.len() as u64 + u64::from(self.kept);
-        messages > u64::from(self.receives.count()) || matches!(self.ended, Some(Ended::Exceeded))
+        self.messages() > self.receives.count() || matches!(self.ended, Some(Ended::Exceeded))
     }
 
     /// Number of operations that can be posted before the send queue is full.

@@ -292,7 +292,11 @@ impl<S: Sharing> Driver<S> {
         if let Some(pool) = S::with(&self.shared.pools, find) {
             return Ok(pool);
         }
-        let pool = Pool::builder(pd).share(Budget::Control, 64 << 10).common(self.shared.memory).build()?;
+        let pool = Pool::builder(pd)
+            .share(Budget::Control, 64 << 10)
+            .share(Budget::Bulk, 64 << 10)
+            .common(self.shared.memory)
+            .build()?;
         Ok(S::with(&self.shared.pools, |pools| match find(pools) {
             // Another thread was faster.
             Some(other) => other,

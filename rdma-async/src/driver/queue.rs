@@ -35,7 +35,7 @@ impl<S: Sharing> Queue<S> {
             set,
             members: Vec::new(),
             slots: Slots::with_capacity(64),
-            shared: Vec::new(),
+            shared_receives: Vec::new(),
             leaving: Vec::new(),
             broken: None,
             _source: source,
@@ -175,7 +175,12 @@ impl<S: Sharing> Queue<S> {
 
     /// Releases shared receives of a connection.
     pub(crate) fn release_receives(&self, key: EndpointKey, receives: u32) {
-        S::with(&self.state, |state| state.member(key).map(|member| member.receives.release(receives)));
+        S::with(&self.state, |state| {
+            let Some(member) = state.member(key) else { return };
+            // Those of messages that are kept are in use.
+            let unused = member.receives.count().saturating_sub(member.messages());
+            member.receives.release(receives.min(unused));
+        });
     }
 
     /// Posts the buffer of a message again.

@@ -12,7 +12,7 @@ use super::events::Source;
 use super::member::{Ended, Member};
 use crate::core::{Finished, Slot, Slots, Ticket};
 use crate::effects::Effects;
-use crate::receives::SharedQueue;
+use crate::receives::DomainReceives;
 use crate::{Error, Failed, Request, Sharing};
 
 /// What the lock of a queue protects.
@@ -23,7 +23,7 @@ pub(super) struct State<S: Sharing> {
     /// Operations in flight.
     pub(super) slots: Slots<Done>,
     /// Shared receives whose messages readers may keep longer than their connections.
-    pub(super) shared: Vec<S::Weak<SharedQueue<S>>>,
+    pub(super) shared_receives: Vec<S::Weak<DomainReceives<S>>>,
     /// Connections that this side is closing.
     pub(super) leaving: Vec<EndpointKey>,
     /// Why no connection of the queue works any more.
@@ -307,9 +307,10 @@ impl<S: Sharing> State<S> {
     /// Adds a connection.
     pub(super) fn add(&mut self, member: Member<S>) {
         if let Some(shared) = member.receives.shared() {
-            self.shared
-                .retain(|other| S::upgrade::<SharedQueue<S>>(other).is_some_and(|other| !S::is_same(&other, shared)));
-            self.shared.push(S::downgrade(shared));
+            self.shared_receives.retain(|other| {
+                S::upgrade::<DomainReceives<S>>(other).is_some_and(|other| !std::ptr::eq(&*other, &**shared))
+            });
+            self.shared_receives.push(S::downgrade(shared));
         }
         let index = member.key.index();
         if self.members.len() <= index {
@@ -320,14 +321,17 @@ impl<S: Sharing> State<S> {
 
     /// Posts the receive of a message again whose connection is gone, if it was shared.
     pub(super) fn post_orphan(&mut self, buffer: Option<Buffer>) -> Option<Buffer> {
-        let queues = self.shared.iter().filter_map(|queue| S::upgrade::<SharedQueue<S>>(queue));
+        let queues = self.shared_receives.iter().filter_map(|queue| S::upgrade::<DomainReceives<S>>(queue));
         queues.fold(buffer, |buffer, queue| queue.post_orphan(buffer?))
     }
 
     /// Removes the endpoint of a connection, and forgets the connection.
     pub(super) fn remove(&mut self, key: EndpointKey, effects: &mut Effects) {
-        // An endpoint that cannot be destroyed is leaked with its buffers.
-        let buffers = self.set.remove(key).unwrap_or_default();
+        let buffers = self.set.remove(key).unwrap_or_else(|_| {
+            // An endpoint that cannot be destroyed is leaked with its buffers, also those of shared receives.
+            self.member(key).into_iter().for_each(|member| member.receives.leak());
+            Vec::new()
+        });
         self.forget(key, buffers, effects);
     }
 
@@ -338,17 +342,10 @@ impl<S: Sharing> State<S> {
         };
         member.end(&Ended::Closed, effects);
         fail_operations(&mut member, &mut self.slots, effects);
-        match member.receives.shared().cloned() {
-            None => {
-                effects.drop_buffers(buffers);
-                member.inbox.drain(..).for_each(|message| effects.drop_completion(message));
-            }
-            Some(shared) => {
-                let messages = member.inbox.drain(..).filter_map(|message| message.buffer);
-                effects.drop_buffers(buffers.into_iter().chain(messages).filter_map(|buffer| shared.post(buffer)));
-                member.receives.leave_to_readers(member.kept);
-            }
-        }
+        let Member { inbox, receives, kept, .. } = &mut *member;
+        let messages = inbox.drain(..).filter_map(|message| message.buffer);
+        effects.drop_buffers(buffers.into_iter().chain(messages).filter_map(|buffer| receives.post_shared(buffer)));
+        receives.leave_to_readers(*kept);
         member.closers.drain(..).for_each(|waker| effects.wake(waker));
     }
 
@@ -424,17 +421,13 @@ impl<S: Sharing> Delivery<'_, S> {
         }
     }
 
-    /// The peer has sent a message beyond the receives of its connection. Its receive is for others.
+    /// Ends a connection whose peer has sent more messages than were reserved. The receive of the message is posted again.
     #[cold]
     #[inline(never)]
     fn exceed(&mut self, key: EndpointKey) {
         let Some(member) = find(self.members, key) else { return };
         let buffer = member.inbox.pop_back().and_then(|message| message.buffer);
-        let unused = match member.receives.shared() {
-            Some(shared) => buffer.and_then(|buffer| shared.post(buffer)),
-            None => buffer,
-        };
-        self.effects.drop_buffers(unused);
+        self.effects.drop_buffers(buffer.and_then(|buffer| member.receives.post_shared(buffer)));
         member.end(&Ended::Exceeded, self.effects);
     }
 
@@ -452,9 +445,7 @@ impl<S: Sharing> Delivery<'_, S> {
         }
         if !is_operation {
             let mut failed = failed;
-            if let Some(shared) = member.receives.shared() {
-                failed.0.buffer = failed.0.buffer.take().and_then(|buffer| shared.post(buffer));
-            }
+            failed.0.buffer = failed.0.buffer.take().and_then(|buffer| member.receives.post_shared(buffer));
             return self.effects.drop_done(Done::Failed(failed));
         }
         match self.slots.complete(member.completed(sequence), Done::Failed(failed)) {

@@ -1,61 +1,48 @@
 //! What an idle connection gives back: buffers for packets, and credit for receives that the peer shares with others.
 
-use std::task::{Context, Waker};
-use std::time::{Duration, Instant};
-
-use rdma_async::Deadline;
+use std::time::Duration;
 
 use super::Engine;
+use super::timer::Timer;
 use crate::wire::{Class, HEADER, WAIVER};
 
 /// A connection that has sent nothing for this time is idle.
-const TIME: Duration = Duration::from_millis(100);
+const IDLE_AFTER: Duration = Duration::from_millis(100);
 
-/// Looks now and then whether the connection has become idle, as long as it has something to give back.
+/// Checks whether the connection has become idle, as long as it has something to give back.
 pub(super) struct Idle {
-    deadline: Deadline,
-    waker: Waker,
-    /// If a look is due: the number of packets that were sent when that was decided.
-    sent_before: Option<u64>,
-    /// When to look.
-    until: Instant,
+    timer: Timer,
+    /// Packets sent when the timer was armed.
+    sent_before: u64,
 }
 
 impl Idle {
-    pub(super) fn new(deadline: Deadline, waker: Waker) -> Self {
-        Idle { deadline, waker, sent_before: None, until: Instant::now() }
+    pub(super) fn new(timer: Timer) -> Self {
+        Idle { timer, sent_before: 0 }
     }
 }
 
 impl Engine {
-    /// Looks later whether the connection is idle, if it then has something to give back.
-    pub(super) fn look_later(&mut self) {
+    /// Arms the timer if the connection has something to give back.
+    pub(super) fn arm_idle_timer(&mut self) {
         let has_something = self.outgoing.has_surplus() || self.flow.waivable().is_some();
-        if self.idle.sent_before.is_some() || !has_something {
-            return;
-        }
-        let Idle { deadline, waker, .. } = &mut self.idle;
-        let until = Instant::now() + TIME;
-        if deadline.poll(until, &mut Context::from_waker(waker)).is_pending() {
-            self.idle.until = until;
-            self.idle.sent_before = Some(self.counts.statistics.packets_sent);
+        if has_something && !self.idle.timer.is_armed() {
+            self.idle.sent_before = self.counts.statistics.packets_sent;
+            self.idle.timer.arm(IDLE_AFTER);
         }
     }
 
     /// Gives back what an idle connection does not need.
-    pub(super) fn look_for_idleness(&mut self) {
-        if Instant::now() < self.idle.until {
-            return;
-        }
-        let Some(before) = self.idle.sent_before.take() else { return };
-        if before != self.counts.statistics.packets_sent || self.ended.is_some() || self.outgoing.has_frames() {
+    pub(super) fn check_idle(&mut self) {
+        let has_fired = self.idle.timer.take_fired();
+        if !has_fired || self.idle.sent_before != self.counts.statistics.packets_sent || self.outgoing.has_frames() {
             return;
         }
         self.waive();
         self.freed.buffers.extend(self.outgoing.take_surplus());
     }
 
-    /// Tells the peer which receives it can use for other connections.
+    /// Waives the credit that this end does not need.
     fn waive(&mut self) {
         let Some(count) = self.flow.waivable() else { return };
         let Some(mut buffer) = self.outgoing.take_unused() else { return };
@@ -67,7 +54,7 @@ impl Engine {
         self.post(buffer, HEADER + WAIVER, Class::Waiver, counts, 0);
     }
 
-    /// The peer has used up its credit: gives it more, if there are free receives.
+    /// Grows the window if receives are free. The peer has used up its credit.
     pub(super) fn grow(&mut self) {
         let mut receives = self.flow.growth();
         while receives != 0 {

@@ -3,11 +3,12 @@
 //! It is behind a lock, and never waits. [`Engine::run`] takes what the connection has, [`Engine::settle`] sends what there is
 //! credit for. No code of the user runs inside: wakers are collected.
 
-mod alive;
 mod idle;
 mod incoming;
+mod liveness;
 mod outgoing;
 mod reading;
+mod timer;
 
 use std::future::Future;
 use std::mem;
@@ -26,11 +27,12 @@ use crate::shared::{OwnWakers, Shared};
 use crate::waiting::{Line, Place, Wakers};
 use crate::wire::{Class, Hello};
 
-use alive::Alive;
 use idle::Idle;
 use incoming::{Arrived, Incoming};
+use liveness::Liveness;
 use outgoing::{Outgoing, Sent};
 use reading::Reading;
+use timer::Timer;
 
 pub(crate) use outgoing::Progress;
 pub(crate) use reading::READS;
@@ -41,7 +43,7 @@ pub(crate) struct Engine {
     /// Runs the engine when the connection has something for it.
     waker: Waker,
     idle: Idle,
-    alive: Alive,
+    liveness: Liveness,
     flow: Flow,
     outgoing: Outgoing,
     incoming: Incoming,
@@ -69,7 +71,7 @@ struct Counts {
     offers_made: u64,
     offers_answered: u64,
     /// Packets of all classes that have arrived.
-    heard: u64,
+    arrived: u64,
     /// Packets of all classes that were sent.
     posted: u64,
     completed: u64,
@@ -128,18 +130,17 @@ impl Engine {
         connection: Connection,
         [own, peer]: [&Hello; 2],
         limits: Limits,
-        has_connected: bool,
         copies: CopyBudget,
         reserved: Reserved,
         wakers: OwnWakers,
         channel: Weak<Shared>,
     ) -> Self {
-        let keepalives = [own.keepalive, peer.keepalive];
+        let timer = || Timer::new(connection.deadline(), wakers.timer.clone());
         Engine {
             waker: wakers.run,
-            idle: Idle::new(connection.deadline(), wakers.look.clone()),
-            alive: Alive::new(connection.deadline(), wakers.look, keepalives, has_connected),
-            flow: Flow::new(limits, has_connected),
+            idle: Idle::new(timer()),
+            liveness: Liveness::new(timer(), [own.keepalive, peer.keepalive]),
+            flow: Flow::new(limits),
             outgoing: Outgoing::new([own, peer], limits.sends, reserved),
             incoming: Incoming::new(connection.receiver(), own, copies, channel),
             connection,
@@ -168,12 +169,22 @@ impl Engine {
         self.advance_reading(context);
     }
 
+    /// A timer has fired.
+    pub(crate) fn on_timer(&mut self) {
+        if self.ended.is_none() {
+            self.check_peer();
+        }
+        if self.ended.is_none() {
+            self.check_idle();
+        }
+    }
+
     /// Sends what there is room for, and decides which tasks to wake.
     pub(crate) fn settle(&mut self) {
         if self.ended.is_none() {
             self.send_due();
-            self.look_later();
-            self.watch();
+            self.arm_idle_timer();
+            self.arm_liveness_timer();
         }
         let Engine { senders, readers, flushers, wakers, ended, .. } = self;
         if ended.is_some() {
@@ -380,7 +391,7 @@ impl Engine {
 
     fn arrive(&mut self, packet: rdma_async::Message) -> Result<(), Violation> {
         let (class, counts) = crate::wire::decode_header(&packet)?;
-        self.counts.heard += 1;
+        self.counts.arrived += 1;
         match class {
             Class::Data => {
                 self.flow.received(counts)?;
@@ -401,13 +412,13 @@ impl Engine {
                 self.flow.waived(counts, count)?;
                 self.connection.release_receives(count);
             }
-            Class::Control | Class::Answer | Class::Probe => {
+            Class::Control | Class::Answer | Class::Heartbeat => {
                 let is_alone = packet.len() == crate::wire::HEADER;
                 // Its receive is posted again before the peer is told.
                 drop(packet);
                 match class {
                     Class::Control => self.flow.updated(counts)?,
-                    Class::Probe => self.flow.probed(counts)?,
+                    Class::Heartbeat => self.flow.heartbeat_received(counts)?,
                     _ => self.flow.answered(counts)?,
                 }
                 if !is_alone {

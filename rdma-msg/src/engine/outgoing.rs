@@ -128,7 +128,7 @@ impl Outgoing {
     pub(super) fn take_back(&mut self, class: Class, buffer: Buffer) {
         match class {
             Class::Data | Class::Waiver => self.spare.push(buffer),
-            Class::Control | Class::Answer | Class::Probe | Class::Abort => self.control.push(buffer),
+            Class::Control | Class::Answer | Class::Heartbeat | Class::Abort => self.control.push(buffer),
         }
     }
 
@@ -384,7 +384,8 @@ impl Engine {
         self.end(Error::Closed);
     }
 
-    /// Sends the reason of an abort when there is no credit, or no room, for data. Without memory, the peer does not learn it.
+    /// Sends an abort as a control packet, without credit or room for data. If no memory is free, the peer does not learn the
+    /// reason.
     fn abort_without_credit(&mut self, payload: &[u8]) {
         let len = HEADER + frame_len(payload.len());
         let Ok(mut buffer) = self.connection.pool().try_get(Budget::Control, len) else { return };
@@ -442,8 +443,8 @@ impl Engine {
         if let Some(counts) = self.flow.answer() {
             self.post_control(Class::Answer, counts);
         }
-        if let Some(counts) = self.due_probe() {
-            self.post_control(Class::Probe, counts);
+        if let Some(counts) = self.due_heartbeat() {
+            self.post_control(Class::Heartbeat, counts);
         }
         if let Some(counts) = self.flow.update() {
             self.counts.statistics.updates_sent += 1;

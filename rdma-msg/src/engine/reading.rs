@@ -23,7 +23,7 @@ const IN_PLACE: u64 = 4 << 20;
 /// Length of a read of a longer message.
 const CHUNK: u64 = 1 << 20;
 
-/// Length of a read if the pool has no longer buffers.
+/// Length of a read if the pool has no memory for a longer one.
 const SHORTEST: usize = 4096;
 
 /// A message that is being read.
@@ -91,8 +91,8 @@ impl Engine {
         let wait: Memory = loop {
             match pool.try_get(Budget::Bulk, len) {
                 Ok(buffer) => break Box::pin(std::future::ready(Ok(buffer))),
-                // A small pool: reads in shorter chunks.
-                Err(rdma_pool::Error::TooLong { .. }) if len > SHORTEST => len = (len / 2).max(SHORTEST),
+                // Reads in shorter chunks. Memory for the shortest is set apart, so messages that wait to be read do not keep it.
+                Err(_) if len > SHORTEST => len = (len / 2).max(SHORTEST),
                 Err(_) => break Box::pin(async move { pool.get_async(Budget::Bulk, len).await }),
             }
         };

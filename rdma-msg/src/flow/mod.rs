@@ -18,12 +18,18 @@
 //! | an answer to each offer has a receive and an entry of the send queue | an answer never waits for data in the other direction |
 //! | an update is due at half a window, or when the peer has no credit left | the peer always learns of a free receive |
 //! | an update is due when the peer has sent its last data | the peer knows that all was taken, also if the last ACK is lost |
+//! | updates leave credit for one control packet | the last update or an abort can always use it |
 //! | only data makes an update due, never an update | two ends do not exchange updates for ever |
 //!
-//! # Probes
+//! The acknowledgement of a packet may arrive after the peer's answer to it. So the credit of the peer and the entries of the local
+//! send queue are counted separately.
 //!
-//! An end can ask whether the program of its peer still runs. The end that has connected sends a probe, and the other end sends it
-//! back. So only one is on its way at any time, and each end has one more receive for it.
+//! The tests explore all orders of events.
+//!
+//! # Heartbeats
+//!
+//! The ends take turns to send heartbeats, which show that their programs run. The passive side sends the first one. So at most one
+//! heartbeat is in flight, and each end has one receive for it.
 //!
 //! # Windows that change
 //!
@@ -31,11 +37,6 @@
 //! end *grows* the window, if it can reserve further receives. A peer that has sent nothing for a while *waives* credit: it skips
 //! these packets in its count, and the receives are free for other connections. So credit is never taken from a peer, and counts
 //! stay absolute. Each packet also has the window of its sender, which tells how many packets the sender has taken.
-//!
-//! The acknowledgement of a packet may arrive after the peer's answer to it. So the credit of the peer and the entries of the local
-//! send queue are counted separately.
-//!
-//! The tests explore all orders of events.
 
 #[cfg(test)]
 mod tests;
@@ -43,7 +44,7 @@ mod tests;
 use crate::error::Violation;
 use crate::wire::Class;
 
-/// Receives for control packets. One of them is for the last update.
+/// Receives for control packets. Updates leave one for the last update or an abort.
 pub(crate) const CONTROL: u32 = 3;
 
 /// Entries of the send queue for control packets.
@@ -55,11 +56,11 @@ pub(crate) const OFFERS: u32 = 2;
 /// Entries of the send queue for answers. An answer covers all offers before it.
 pub(crate) const ANSWER_SENDS: u32 = 1;
 
-/// Receives for probes.
-pub(crate) const PROBES: u32 = 1;
+/// Receives for heartbeats.
+pub(crate) const HEARTBEATS: u32 = 1;
 
-/// Entries of the send queue for probes.
-pub(crate) const PROBE_SENDS: u32 = 1;
+/// Entries of the send queue for heartbeats.
+pub(crate) const HEARTBEAT_SENDS: u32 = 1;
 
 /// Entries of the send queue for an abort.
 pub(crate) const ABORT_SENDS: u32 = 1;
@@ -67,7 +68,7 @@ pub(crate) const ABORT_SENDS: u32 = 1;
 /// Counts that each packet carries. They wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Counts {
-    /// Receives for data packets at the sender of this; 0 if their number never changes.
+    /// Receives for data packets at the sender of this.
     pub(crate) window: u32,
     /// Number of data packets that the receiver of this may have sent.
     pub(crate) data: u32,
@@ -76,24 +77,26 @@ pub(crate) struct Counts {
     /// Number of offers of the receiver of this that are done.
     pub(crate) answered: u32,
     /// Whether its sender has no credit left for data.
-    pub(crate) has_used_all: bool,
+    pub(crate) is_out_of_credit: bool,
 }
 
 /// What the ends agree on when they connect.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Limits {
-    /// Receives for data at this end at first, and the fewest: at least 1.
+    /// Initial and smallest window of this end; at least 1.
     pub(crate) window: u32,
-    /// The most that this end may have.
+    /// Largest window of this end.
     pub(crate) max_window: u32,
-    /// Receives for data at the peer at first, and the fewest: at least 1.
+    /// Initial and smallest window of the peer; at least 1.
     pub(crate) peer_window: u32,
-    /// The most that the peer may have.
+    /// Largest window of the peer.
     pub(crate) peer_max_window: u32,
     /// Entries of the send queue for data; at least 1.
     pub(crate) sends: u32,
     /// Receives for answers, and so the most offers of this end that are open: 1 to [`OFFERS`].
     pub(crate) offers: u32,
+    /// Whether this end has made the connection (the active side). The other end sends the first heartbeat.
+    pub(crate) is_active: bool,
 }
 
 /// One end of a connection.
@@ -108,8 +111,8 @@ pub(crate) struct Flow {
     allowed: Counts,
     /// Entries of the send queue in use, by class.
     in_flight: [u32; 4],
-    /// Whether the probe is at this end.
-    has_probe: bool,
+    /// Whether it is the turn of this end to send a heartbeat.
+    may_send_heartbeat: bool,
     /// Packets received, or waived.
     received: Counts,
     /// Offers made.
@@ -127,19 +130,19 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Both ends have posted their receives. The probe starts at one of them.
-    pub(crate) fn new(limits: Limits, has_probe: bool) -> Self {
-        Flow::starting_at(limits, has_probe, 0)
+    /// Both ends have posted their receives.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Flow::starting_at(limits, 0)
     }
 
     /// All counts start at `start`, to test that they wrap.
-    fn starting_at(limits: Limits, has_probe: bool, start: u32) -> Self {
+    fn starting_at(limits: Limits, start: u32) -> Self {
         let counts = |window: u32, data: u32, control: u32| Counts {
             window,
             data: start.wrapping_add(data),
             control: start.wrapping_add(control),
             answered: start,
-            has_used_all: false,
+            is_out_of_credit: false,
         };
         Flow {
             limits,
@@ -147,7 +150,7 @@ impl Flow {
             sent: counts(0, 0, 0),
             allowed: counts(limits.peer_window, limits.peer_window, CONTROL),
             in_flight: [0; 4],
-            has_probe,
+            may_send_heartbeat: !limits.is_active,
             received: counts(0, 0, 0),
             offers_made: start,
             offers_received: start,
@@ -199,11 +202,11 @@ impl Flow {
         }
         self.sent.data = self.sent.data.wrapping_add(1);
         let counts = self.post(Class::Data);
-        Some(Counts { has_used_all: self.credit() == 0, ..counts })
+        Some(Counts { is_out_of_credit: self.credit() == 0, ..counts })
     }
 
-    /// Number of data packets that this end would waive: all but the fewest that the peer has receives for. `None` if there are
-    /// none, or if the send queue is full.
+    /// Number of data packets that this end can waive: its credit beyond the smallest window of the peer. `None` if there is none,
+    /// or if the send queue is full.
     pub(crate) fn waivable(&self) -> Option<u32> {
         let is_elastic = self.limits.peer_max_window != self.limits.peer_window;
         let count = self.credit().saturating_sub(self.limits.peer_window);
@@ -216,7 +219,7 @@ impl Flow {
         self.post(Class::Waiver)
     }
 
-    /// The peer waives `count` data packets. The receive of its packet is posted again, and as many others are free.
+    /// The peer waives `count` data packets. The receive of the waiver is posted again, and `count` receives are free for others.
     pub(crate) fn waived(&mut self, counts: Counts, count: u32) -> Result<(), Violation> {
         let credit = self.told.data.wrapping_sub(self.received.data);
         if count >= credit || count > self.window - self.limits.window {
@@ -228,9 +231,9 @@ impl Flow {
         self.received(counts)
     }
 
-    /// Number of further receives that the peer could use, after a data packet: it has used up its credit.
+    /// Receives by which to grow the window after a data packet; 0 unless the peer has used up its credit.
     pub(crate) fn growth(&self) -> u32 {
-        if self.allowed.has_used_all { self.window.min(self.limits.max_window - self.window) } else { 0 }
+        if self.allowed.is_out_of_credit { self.window.min(self.limits.max_window - self.window) } else { 0 }
     }
 
     /// Further receives are posted for data.
@@ -241,6 +244,11 @@ impl Flow {
     /// Number of data packets that were received, and whose receives are not posted again.
     pub(crate) fn unreturned(&self) -> u32 {
         self.received.data.wrapping_sub(self.returned)
+    }
+
+    /// Whether this end has made the connection.
+    pub(crate) fn is_active(&self) -> bool {
+        self.limits.is_active
     }
 
     /// Receives for data at this end.
@@ -315,7 +323,7 @@ impl Flow {
 
     /// Sends an abort as a control packet with these counts. `None` without credit for control packets.
     ///
-    /// Updates leave one, except for the last. Nothing is sent afterwards.
+    /// Updates leave credit for it, except for the last update. An abort is the last packet.
     pub(crate) fn abort(&mut self) -> Option<Counts> {
         if self.allowed.control == self.sent.control {
             return None;
@@ -324,21 +332,21 @@ impl Flow {
         Some(self.post(Class::Abort))
     }
 
-    /// Sends the probe with these counts. `None` if it is at the peer, or if the send queue is full.
-    pub(crate) fn probe(&mut self) -> Option<Counts> {
-        if !self.has_probe || self.in_flight[entry(Class::Probe)] >= PROBE_SENDS {
+    /// Sends a heartbeat with these counts. `None` if it is the turn of the peer, or if the send queue is full.
+    pub(crate) fn heartbeat(&mut self) -> Option<Counts> {
+        if !self.may_send_heartbeat || self.in_flight[entry(Class::Heartbeat)] >= HEARTBEAT_SENDS {
             return None;
         }
-        self.has_probe = false;
-        Some(self.post(Class::Probe))
+        self.may_send_heartbeat = false;
+        Some(self.post(Class::Heartbeat))
     }
 
-    /// The probe has arrived. Its receive is posted again.
-    pub(crate) fn probed(&mut self, counts: Counts) -> Result<(), Violation> {
-        if self.has_probe {
-            return Err(Violation::UnexpectedProbe);
+    /// A heartbeat has arrived. Its receive is posted again.
+    pub(crate) fn heartbeat_received(&mut self, counts: Counts) -> Result<(), Violation> {
+        if self.may_send_heartbeat {
+            return Err(Violation::UnexpectedHeartbeat);
         }
-        self.has_probe = true;
+        self.may_send_heartbeat = true;
         self.learn(counts)
     }
 
@@ -355,7 +363,7 @@ impl Flow {
             data: self.returned.wrapping_add(self.window),
             control: self.received.control.wrapping_add(CONTROL),
             answered: self.offers_done,
-            has_used_all: false,
+            is_out_of_credit: false,
         }
     }
 
@@ -397,11 +405,8 @@ impl Flow {
         self.learn(counts)
     }
 
-    fn learn(&mut self, mut counts: Counts) -> Result<(), Violation> {
+    fn learn(&mut self, counts: Counts) -> Result<(), Violation> {
         let Limits { peer_window, peer_max_window, .. } = self.limits;
-        if counts.window == 0 {
-            counts.window = peer_window;
-        }
         if !(peer_window..=peer_max_window).contains(&counts.window) {
             return Err(Violation::ImpossibleCredit);
         }
@@ -427,6 +432,6 @@ fn entry(class: Class) -> usize {
         Class::Data | Class::Waiver => 0,
         Class::Control | Class::Abort => 1,
         Class::Answer => 2,
-        Class::Probe => 3,
+        Class::Heartbeat => 3,
     }
 }

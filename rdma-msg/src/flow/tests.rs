@@ -118,8 +118,8 @@ struct End {
     seen: u8,
     /// Offers of the peer that this end has still to read.
     to_read: u8,
-    /// Probes that this end may still send.
-    probes: u8,
+    /// Heartbeats that this end may still send.
+    heartbeats: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -135,8 +135,8 @@ struct Case {
     start: u32,
     /// Whether all messages are offers.
     offers: bool,
-    /// Probes that each end sends.
-    probes: u8,
+    /// Heartbeats that each end sends.
+    heartbeats: u8,
 }
 
 type State = [End; 2];
@@ -164,8 +164,8 @@ enum Event {
     Read,
     /// This end sends an answer.
     Answer,
-    /// This end sends the probe.
-    Probe,
+    /// This end sends a heartbeat.
+    Heartbeat,
 }
 
 const EVENTS: [Event; 11] = [
@@ -179,7 +179,7 @@ const EVENTS: [Event; 11] = [
     Event::Return,
     Event::Read,
     Event::Answer,
-    Event::Probe,
+    Event::Heartbeat,
 ];
 
 impl Case {
@@ -187,21 +187,30 @@ impl Case {
         [0, 1].map(|side| {
             let [window, peer_window] = [self.windows[side], self.windows[1 - side]];
             let [max_window, peer_max_window] = [self.max_windows[side], self.max_windows[1 - side]];
-            let limits = Limits { window, max_window, peer_window, peer_max_window, sends: self.sends, offers: OFFERS };
-            let none = packet(Counts { window: 0, data: 0, control: 0, answered: 0, has_used_all: false }, Class::Data);
+            let limits = Limits {
+                window,
+                max_window,
+                peer_window,
+                peer_max_window,
+                sends: self.sends,
+                offers: OFFERS,
+                is_active: side == 0,
+            };
+            let none =
+                packet(Counts { window: 0, data: 0, control: 0, answered: 0, is_out_of_credit: false }, Class::Data);
             End {
-                flow: Flow::starting_at(limits, side == 0, self.start),
+                flow: Flow::starting_at(limits, self.start),
                 sent: 0,
                 positions: [0; 8],
                 wire: Queue::new(none),
                 arrived: Queue::new(none),
                 acknowledged: Queue::new(Class::Data),
                 known: 0,
-                posted: window + CONTROL + OFFERS + PROBES,
+                posted: window + CONTROL + OFFERS + HEARTBEATS,
                 kept: 0,
                 seen: 0,
                 to_read: 0,
-                probes: self.probes,
+                heartbeats: self.heartbeats,
             }
         })
     }
@@ -278,9 +287,9 @@ impl Case {
                         own.posted = (own.posted + 1).checked_sub(waived.into()).expect("they are posted");
                     }
                     Class::Abort => unreachable!("no end aborts"),
-                    Class::Probe => {
+                    Class::Heartbeat => {
                         own.posted += 1;
-                        own.flow.probed(counts).expect("the peer keeps to the protocol");
+                        own.flow.heartbeat_received(counts).expect("the peer keeps to the protocol");
                     }
                     Class::Answer => {
                         own.posted += 1;
@@ -305,10 +314,10 @@ impl Case {
                 own.to_read = own.to_read.checked_sub(1)?;
                 own.flow.offer_done();
             }
-            Event::Probe => {
-                own.probes = own.probes.checked_sub(1)?;
-                let counts = own.flow.probe()?;
-                own.wire.push(packet(counts, Class::Probe));
+            Event::Heartbeat => {
+                own.heartbeats = own.heartbeats.checked_sub(1)?;
+                let counts = own.flow.heartbeat()?;
+                own.wire.push(packet(counts, Class::Heartbeat));
             }
             Event::Answer => {
                 let counts = own.flow.answer()?;
@@ -376,9 +385,9 @@ impl Case {
         let control = own.flow.allowed.control.wrapping_sub(own.flow.sent.control);
         assert!(control + unseen(Class::Control) <= CONTROL, "{state:#?}");
         assert!(own.flow.offers_open() <= OFFERS && unseen(Class::Answer) <= peer.flow.offers_open(), "{state:#?}");
-        let [data, control, answers, probes] = own.flow.in_flight;
+        let [data, control, answers, heartbeats] = own.flow.in_flight;
         assert!(
-            data <= self.sends && control <= CONTROL_SENDS && answers <= ANSWER_SENDS && probes <= PROBE_SENDS,
+            data <= self.sends && control <= CONTROL_SENDS && answers <= ANSWER_SENDS && heartbeats <= HEARTBEAT_SENDS,
             "{state:#?}"
         );
         // If the connection is lost now, the peer sees the messages that its device has received and no others. This end knows only
@@ -414,7 +423,7 @@ fn cases() -> impl Iterator<Item = Case> {
                     hold,
                     start,
                     offers,
-                    probes: 0,
+                    heartbeats: 0,
                 };
                 // The second start wraps after the first packet.
                 let cases = [case(1, 0, false), case(2, u32::MAX, false)];
@@ -446,14 +455,14 @@ fn elastic_cases() -> impl Iterator<Item = Case> {
                 hold,
                 start,
                 offers: false,
-                probes: 0,
+                heartbeats: 0,
             })
         })
     })
 }
 
-/// Cases in which the ends probe each other.
-fn probed_cases() -> impl Iterator<Item = Case> {
+/// Cases in which the ends exchange heartbeats.
+fn heartbeat_cases() -> impl Iterator<Item = Case> {
     let windows = [([1, 1], [1, 1]), ([1, 1], [1, 2]), ([1, 2], [1, 2])];
     windows.into_iter().flat_map(|(windows, max_windows)| {
         [[0, 0], [1, 0], [0, 1], [1, 1], [2, 1], [0, 3]].map(|messages| Case {
@@ -464,7 +473,7 @@ fn probed_cases() -> impl Iterator<Item = Case> {
             hold: 0,
             start: u32::MAX,
             offers: false,
-            probes: 2,
+            heartbeats: 2,
         })
     })
 }
@@ -472,7 +481,7 @@ fn probed_cases() -> impl Iterator<Item = Case> {
 #[test]
 #[cfg_attr(miri, ignore = "millions of states")]
 fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
-    let cases: Vec<Case> = cases().chain(elastic_cases()).chain(probed_cases()).collect();
+    let cases: Vec<Case> = cases().chain(elastic_cases()).chain(heartbeat_cases()).collect();
     let next = AtomicUsize::new(0);
     let explore =
         || std::iter::from_fn(|| Some(cases.get(next.fetch_add(1, Ordering::Relaxed))?.explore())).sum::<usize>();
@@ -486,9 +495,17 @@ fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
 
 #[test]
 fn a_lying_peer_is_found_out() {
-    let limits = Limits { window: 2, max_window: 2, peer_window: 3, peer_max_window: 3, sends: 4, offers: OFFERS };
-    let flow = Flow::new(limits, true);
-    let honest = Counts { window: 3, data: 3, control: CONTROL, answered: 0, has_used_all: false };
+    let limits = Limits {
+        window: 2,
+        max_window: 2,
+        peer_window: 3,
+        peer_max_window: 3,
+        sends: 4,
+        offers: OFFERS,
+        is_active: true,
+    };
+    let flow = Flow::new(limits);
+    let honest = Counts { window: 3, data: 3, control: CONTROL, answered: 0, is_out_of_credit: false };
     for lie in [
         Counts { data: 4, ..honest },
         Counts { data: u32::MAX, ..honest },
@@ -511,9 +528,17 @@ fn a_lying_peer_is_found_out() {
 
 #[test]
 fn a_peer_that_lies_about_offers_is_found_out() {
-    let limits = Limits { window: 8, max_window: 8, peer_window: 8, peer_max_window: 8, sends: 4, offers: OFFERS };
-    let mut flow = Flow::new(limits, true);
-    let answered = |answered| Counts { window: 0, data: 8, control: CONTROL, answered, has_used_all: false };
+    let limits = Limits {
+        window: 8,
+        max_window: 8,
+        peer_window: 8,
+        peer_max_window: 8,
+        sends: 4,
+        offers: OFFERS,
+        is_active: true,
+    };
+    let mut flow = Flow::new(limits);
+    let answered = |answered| Counts { window: 8, data: 8, control: CONTROL, answered, is_out_of_credit: false };
     flow.offer();
     for _ in 0..OFFERS {
         flow.offer_received().unwrap();
@@ -532,16 +557,24 @@ fn a_peer_that_lies_about_offers_is_found_out() {
 
 #[test]
 fn a_peer_that_waives_what_it_does_not_have_is_found_out() {
-    let limits = Limits { window: 1, max_window: 8, peer_window: 2, peer_max_window: 2, sends: 4, offers: OFFERS };
-    let mut flow = Flow::new(limits, true);
-    let honest = Counts { window: 2, data: 2, control: CONTROL, answered: 0, has_used_all: false };
+    let limits = Limits {
+        window: 1,
+        max_window: 8,
+        peer_window: 2,
+        peer_max_window: 2,
+        sends: 4,
+        offers: OFFERS,
+        is_active: true,
+    };
+    let mut flow = Flow::new(limits);
+    let honest = Counts { window: 2, data: 2, control: CONTROL, answered: 0, is_out_of_credit: false };
     let mut lied = flow;
     assert_eq!(lied.waived(honest, 1), Err(Violation::ImpossibleWaiver), "of one, it needs one for the packet");
     flow.received(honest).unwrap();
     assert_eq!(flow.growth(), 0);
     flow.returned();
     flow.update().unwrap();
-    flow.received(Counts { has_used_all: true, ..honest }).unwrap();
+    flow.received(Counts { is_out_of_credit: true, ..honest }).unwrap();
     assert_eq!(flow.growth(), 1);
     flow.grow(flow.growth());
     flow.returned();
@@ -556,15 +589,23 @@ fn a_peer_that_waives_what_it_does_not_have_is_found_out() {
 }
 
 #[test]
-fn a_peer_that_probes_out_of_turn_is_found_out() {
-    let limits = Limits { window: 1, max_window: 1, peer_window: 1, peer_max_window: 1, sends: 1, offers: OFFERS };
-    let honest = Counts { window: 1, data: 1, control: CONTROL, answered: 0, has_used_all: false };
-    let mut flow = Flow::new(limits, true);
-    assert_eq!(flow.probed(honest), Err(Violation::UnexpectedProbe));
-    flow.probe().unwrap();
-    assert_eq!(flow.probe(), None, "it is at the peer");
-    flow.probed(honest).unwrap();
-    assert_eq!(flow.probe(), None, "the send queue is full");
-    flow.completed(Class::Probe);
-    flow.probe().unwrap();
+fn a_peer_that_sends_heartbeats_out_of_turn_is_found_out() {
+    let limits = Limits {
+        window: 1,
+        max_window: 1,
+        peer_window: 1,
+        peer_max_window: 1,
+        sends: 1,
+        offers: OFFERS,
+        is_active: false,
+    };
+    let honest = Counts { window: 1, data: 1, control: CONTROL, answered: 0, is_out_of_credit: false };
+    let mut flow = Flow::new(limits);
+    assert_eq!(flow.heartbeat_received(honest), Err(Violation::UnexpectedHeartbeat));
+    flow.heartbeat().unwrap();
+    assert_eq!(flow.heartbeat(), None, "it is the turn of the peer");
+    flow.heartbeat_received(honest).unwrap();
+    assert_eq!(flow.heartbeat(), None, "the send queue is full");
+    flow.completed(Class::Heartbeat);
+    flow.heartbeat().unwrap();
 }

@@ -5,14 +5,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::shared::ReadOnlyBacking;
-use super::{ReadOnly, Region, RegisterError, RemoteMemory, SharedBuffer};
+use super::{ReadOnly, Region, RegisterError, RemoteMemory};
 use crate::{Access, ProtectionDomain};
 
 /// Registered bytes that do not change, and that peers can read at any time.
 ///
 /// Unlike [`ExposedRegion`](crate::ExposedRegion) it lends its bytes, since no peer can write to them. It takes memory that others
-/// share and read at the same time, such as `Arc<[u8]>`, `Bytes` and [`SharedBuffer`]. Dropping it revokes the access, and a later
-/// read fails.
+/// share and read at the same time, such as `Arc<[u8]>`, `Bytes` and [`SharedBuffer`](crate::SharedBuffer). Dropping it revokes the
+/// access, and a later read fails.
 ///
 /// ```
 /// # #[cfg(feature = "soft")]
@@ -68,14 +68,6 @@ impl Deref for ReadableRegion {
 impl fmt::Debug for ReadableRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadableRegion").field("remote", &self.remote()).finish_non_exhaustive()
-    }
-}
-
-// SAFETY: as long as a `SharedBuffer` exists, its bytes stay where they are, initialised and unchanged. Its clones and slices count
-// as owners, so that nobody gets the buffer back meanwhile.
-unsafe impl ReadOnly for SharedBuffer {
-    fn bytes(&self) -> &[u8] {
-        self
     }
 }
 

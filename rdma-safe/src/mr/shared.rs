@@ -9,10 +9,11 @@ use std::sync::Arc;
 use super::{Backing, Buffer, ReclaimError, ReclaimReason, Region, RegisterError, RegistrationBuilder};
 use crate::{Access, Error, ProtectionDomain, Result, Sge, bounds};
 
-/// Bytes that do not change, which [`ProtectionDomain::share`] registers.
+/// Bytes that do not change. [`ProtectionDomain::share`] registers them for local reads, and
+/// [`ProtectionDomain::expose_read_only`] for reads of peers.
 ///
-/// `Vec<u8>`, `Box<[u8]>`, `String`, `&'static [u8]`, `Arc<[u8]>` and `Arc<Vec<u8>>` implement it, and so do `bytes::Bytes`
-/// (feature `bytes`) and `memmap2::Mmap` (feature `memmap2`).
+/// `Vec<u8>`, `Box<[u8]>`, `String`, `&'static [u8]`, `Arc<[u8]>`, `Arc<Vec<u8>>` and [`SharedBuffer`] implement it, and so do
+/// `bytes::Bytes` (feature `bytes`) and `memmap2::Mmap` (feature `memmap2`).
 ///
 /// # Safety
 ///
@@ -56,6 +57,14 @@ unsafe impl ReadOnly for memmap2::Mmap {
 // SAFETY: as above. The `Arc` refers to the mapping.
 #[cfg(feature = "memmap2")]
 unsafe impl ReadOnly for Arc<memmap2::Mmap> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+// SAFETY: as long as a `SharedBuffer` exists, its bytes stay where they are, initialised and unchanged. Its clones and slices count
+// as owners, so that nobody gets the buffer back meanwhile.
+unsafe impl ReadOnly for SharedBuffer {
     fn bytes(&self) -> &[u8] {
         self
     }
