@@ -39,6 +39,8 @@
 //! stay absolute. Each packet also has the window of its sender, which tells how many packets the sender has taken.
 
 #[cfg(test)]
+mod lies;
+#[cfg(test)]
 mod tests;
 
 use crate::error::Violation;
