@@ -218,6 +218,14 @@ impl<S: Sharing> Receives<S> {
         }
     }
 
+    /// The most messages that a peer may send, if the device does not enforce it.
+    pub(crate) fn limit(&self) -> u32 {
+        match self {
+            Receives::Own(_) => u32::MAX,
+            Receives::Shared(reservation) => reservation.receives,
+        }
+    }
+
     pub(crate) fn shared(&self) -> Option<&S::Rc<DomainReceives<S>>> {
         match self {
             Receives::Own(_) => None,

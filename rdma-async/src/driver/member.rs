@@ -34,6 +34,8 @@ pub(crate) struct Member<S: Sharing> {
     /// Tasks that wait for room in the send queue.
     pub(crate) room: Waiters,
     pub(crate) receives: Receives<S>,
+    /// The most messages that the peer may have sent and that are not dropped. No limit if the device enforces it.
+    limit: u32,
     /// Messages that nobody has taken yet.
     pub(crate) inbox: VecDeque<Completion>,
     /// The senders of these messages, if they are datagrams.
@@ -117,6 +119,7 @@ impl<S: Sharing> Member<S> {
             slots: vec![Slot::NONE; (sends as usize).next_power_of_two()].into_boxed_slice(),
             room: Waiters::default(),
             inbox: VecDeque::with_capacity(receives.count() as usize),
+            limit: receives.limit(),
             receives,
             senders: VecDeque::new(),
             readers: Waiters::default(),
@@ -184,10 +187,27 @@ impl<S: Sharing> Member<S> {
         self.inbox.len() as u32 + self.kept
     }
 
-    /// Whether the peer has sent more messages than the connection has receives for, now or before.
+    /// Whether the peer may not send a further message. No limit is reached if the device enforces it.
     #[inline(always)]
-    pub(crate) fn has_exceeded(&self) -> bool {
-        self.messages() > self.receives.count() || matches!(self.ended, Some(Ended::Exceeded))
+    pub(crate) fn is_at_limit(&self) -> bool {
+        self.messages() >= self.limit
+    }
+
+    /// The number of reserved receives has changed.
+    pub(crate) fn set_limit(&mut self) {
+        if !matches!(self.ended, Some(Ended::Exceeded)) {
+            self.limit = self.receives.limit();
+        }
+    }
+
+    /// Ends the connection, since the peer has sent more messages than were reserved. The receive of this one is posted again, and
+    /// later ones are treated in the same way.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn exceed(&mut self, message: Completion, effects: &mut Effects) {
+        effects.drop_buffers(message.buffer.and_then(|buffer| self.receives.post_shared(buffer)));
+        self.limit = 0;
+        self.end(&Ended::Exceeded, effects);
     }
 
     /// Number of operations that can be posted before the send queue is full.

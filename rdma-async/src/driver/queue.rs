@@ -13,7 +13,7 @@ use super::member::{Ended, Member, Stage};
 use super::state::{BATCH, Counts, Done, Origin, Received, State, Unposted, Unusual};
 use crate::core::{Slot, Slots, Ticket, Waiters};
 use crate::effects::{Effects, wake};
-use crate::receives::Receives;
+use crate::receives::{DomainReceives, Receives};
 use crate::{Request, Result, Sharing};
 
 /// A completion queue, its connections, and their operations in flight.
@@ -21,6 +21,8 @@ use crate::{Request, Result, Sharing};
 /// Everything is behind one lock. Its driver takes the completions, and nobody else does.
 pub(crate) struct Queue<S: Sharing> {
     pub(super) state: S::Cell<State<S>>,
+    /// Shared receives whose messages readers may keep longer than their connections.
+    shared_receives: S::Cell<Vec<S::Weak<DomainReceives<S>>>>,
     pub(crate) events: S::Rc<Events<S>>,
 }
 
@@ -35,13 +37,12 @@ impl<S: Sharing> Queue<S> {
             set,
             members: Vec::new(),
             slots: Slots::with_capacity(64),
-            shared_receives: Vec::new(),
             leaving: Vec::new(),
             broken: None,
             _source: source,
             counts: Counts::default(),
         };
-        Ok(Queue { state: S::cell(state), events: events.clone() })
+        Ok(Queue { state: S::cell(state), shared_receives: S::cell(Vec::new()), events: events.clone() })
     }
 
     /// Posts an operation, which has a slot if it is `awaited`.
@@ -170,7 +171,13 @@ impl<S: Sharing> Queue<S> {
 
     /// Reserves further shared receives for a connection.
     pub(crate) fn reserve_receives(&self, key: EndpointKey, receives: u32) -> bool {
-        S::with(&self.state, |state| state.member(key).is_some_and(|member| member.receives.reserve(receives)))
+        S::with(&self.state, |state| {
+            state.member(key).is_some_and(|member| {
+                let is_reserved = member.receives.reserve(receives);
+                member.set_limit();
+                is_reserved
+            })
+        })
     }
 
     /// Releases shared receives of a connection.
@@ -180,7 +187,27 @@ impl<S: Sharing> Queue<S> {
             // Those of messages that are kept are in use.
             let unused = member.receives.count().saturating_sub(member.messages());
             member.receives.release(receives.min(unused));
+            member.set_limit();
         });
+    }
+
+    /// Remembers the shared receives of a new connection.
+    fn remember(&self, shared: Option<&S::Rc<DomainReceives<S>>>) {
+        let Some(shared) = shared else { return };
+        S::with(&self.shared_receives, |all| {
+            all.retain(|other| {
+                S::upgrade::<DomainReceives<S>>(other).is_some_and(|other| !std::ptr::eq(&*other, &**shared))
+            });
+            all.push(S::downgrade(shared));
+        });
+    }
+
+    /// Posts the receive of a message again whose connection is gone, if it was shared.
+    #[cold]
+    fn post_orphan(&self, buffer: Option<Buffer>) -> Option<Buffer> {
+        let all = S::with(&self.shared_receives, |all| all.clone());
+        let queues = all.iter().filter_map(|queue| S::upgrade::<DomainReceives<S>>(queue));
+        queues.fold(buffer, |buffer, queue| queue.post_orphan(buffer?))
     }
 
     /// Posts the buffer of a message again.
@@ -188,8 +215,12 @@ impl<S: Sharing> Queue<S> {
         if self.events.is_inherited() {
             return;
         }
+        let mut is_orphan = false;
         let unused = S::with(&self.state, |state| {
-            let (set, Some(member)) = state.with_set(key) else { return state.post_orphan(buffer) };
+            let (set, Some(member)) = state.with_set(key) else {
+                is_orphan = true;
+                return buffer;
+            };
             member.kept = member.kept.saturating_sub(1);
             if let Some(shared) = member.receives.shared() {
                 return buffer.and_then(|buffer| shared.post(buffer));
@@ -204,7 +235,7 @@ impl<S: Sharing> Queue<S> {
                 Err(rejected) => rejected.buffer,
             }
         });
-        drop(unused);
+        drop(if is_orphan { self.post_orphan(unused) } else { unused });
     }
 
     /// Takes completions, at most [`BATCH`], and wakes the tasks. Returns their number.
@@ -260,6 +291,7 @@ impl<S: Sharing> Queue<S> {
             let started = start(&mut state.set)?;
             Some(started.map_err(Into::into).inspect(|(key, _)| {
                 if let Some(receives) = receives.take() {
+                    self.remember(receives.shared());
                     state.add(Member::new(*key, sends, receives));
                 }
             }))

@@ -12,7 +12,6 @@ use super::events::Source;
 use super::member::{Ended, Member};
 use crate::core::{Finished, Slot, Slots, Ticket};
 use crate::effects::Effects;
-use crate::receives::DomainReceives;
 use crate::{Error, Failed, Request, Sharing};
 
 /// What the lock of a queue protects.
@@ -22,8 +21,6 @@ pub(super) struct State<S: Sharing> {
     pub(super) members: Vec<Option<Box<Member<S>>>>,
     /// Operations in flight.
     pub(super) slots: Slots<Done>,
-    /// Shared receives whose messages readers may keep longer than their connections.
-    pub(super) shared_receives: Vec<S::Weak<DomainReceives<S>>>,
     /// Connections that this side is closing.
     pub(super) leaving: Vec<EndpointKey>,
     /// Why no connection of the queue works any more.
@@ -306,23 +303,11 @@ impl<S: Sharing> State<S> {
 
     /// Adds a connection.
     pub(super) fn add(&mut self, member: Member<S>) {
-        if let Some(shared) = member.receives.shared() {
-            self.shared_receives.retain(|other| {
-                S::upgrade::<DomainReceives<S>>(other).is_some_and(|other| !std::ptr::eq(&*other, &**shared))
-            });
-            self.shared_receives.push(S::downgrade(shared));
-        }
         let index = member.key.index();
         if self.members.len() <= index {
             self.members.resize_with(index + 1, || None);
         }
         self.members[index] = Some(Box::new(member));
-    }
-
-    /// Posts the receive of a message again whose connection is gone, if it was shared.
-    pub(super) fn post_orphan(&mut self, buffer: Option<Buffer>) -> Option<Buffer> {
-        let queues = self.shared_receives.iter().filter_map(|queue| S::upgrade::<DomainReceives<S>>(queue));
-        queues.fold(buffer, |buffer, queue| queue.post_orphan(buffer?))
     }
 
     /// Removes the endpoint of a connection, and forgets the connection.
@@ -394,17 +379,15 @@ impl<S: Sharing> Delivery<'_, S> {
             self.effects.drop_completion(completion);
             return;
         };
-        if completion.status != WcStatus::SUCCESS {
-            return self.deliver_failed(key, completion);
+        let is_receive = completion.id.is_receive();
+        if completion.status != WcStatus::SUCCESS || (is_receive && member.is_at_limit()) {
+            return self.deliver_unusual(key, completion);
         }
-        if completion.id.is_receive() {
+        if is_receive {
             self.counts.received += 1;
             member.inbox.push_back(completion);
             // Known at compile time for connections, except on the slow path.
             member.senders.extend(sender);
-            if member.has_exceeded() {
-                return self.exceed(key);
-            }
             if let Some(waker) = member.readers.notify() {
                 self.effects.wake(waker);
             }
@@ -421,21 +404,14 @@ impl<S: Sharing> Delivery<'_, S> {
         }
     }
 
-    /// Ends a connection whose peer has sent more messages than were reserved. The receive of the message is posted again.
     #[cold]
     #[inline(never)]
-    fn exceed(&mut self, key: EndpointKey) {
+    fn deliver_unusual(&mut self, key: EndpointKey, completion: Completion) {
         let Some(member) = find(self.members, key) else { return };
-        let buffer = member.inbox.pop_back().and_then(|message| message.buffer);
-        self.effects.drop_buffers(buffer.and_then(|buffer| member.receives.post_shared(buffer)));
-        member.end(&Ended::Exceeded, self.effects);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn deliver_failed(&mut self, key: EndpointKey, completion: Completion) {
+        if completion.status == WcStatus::SUCCESS {
+            return member.exceed(completion, self.effects);
+        }
         self.counts.failed += 1;
-        let Some(member) = find(self.members, key) else { return };
         let is_operation = !completion.id.is_receive() && completion.operation != rdma_safe::Operation::Keepalive;
         let sequence = completion.id.sequence();
         let Err(failed) = completion.ok() else { return };
