@@ -239,39 +239,42 @@ async fn a_peer_whose_runtime_is_blocked_ends_all_waits() {
     assert!(errors.iter().all(|error| matches!(error, Error::Unresponsive(KEEPALIVE))), "{errors:?}");
 }
 
+/// A keepalive that must not report a living peer.
+const SHORT: Duration = Duration::from_secs(1);
+
 #[tokio::test]
 async fn silent_channels_live_on_whichever_end_wants_to_know() {
     let _soft = soft0();
-    let short = Duration::from_millis(300);
-    for [of_connector, of_listener] in [[Some(short), None], [None, Some(short)], [Some(short), Some(2 * short)]] {
+    let live_on = async |of_connector: Option<Duration>, of_listener: Option<Duration>| {
         let listener = Listener::builder().keepalive(of_listener).bind("127.0.0.1:0").await.unwrap();
         let connector = rdma_msg::Connector::new().unwrap().keepalive(of_connector);
         let (client, server) =
             soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
         let (client, server) = (client.unwrap(), server.unwrap());
-        tokio::time::sleep(4 * short).await;
+        tokio::time::sleep(3 * SHORT).await;
         // One direction is in use, and the other one is silent.
-        for _ in 0..8 {
+        for _ in 0..5 {
             server.send("a word").await.unwrap();
             assert_eq!(&*soon(client.receive()).await.unwrap().unwrap(), b"a word");
-            tokio::time::sleep(short / 2).await;
+            tokio::time::sleep(SHORT / 2).await;
         }
         client.send("an answer").await.unwrap();
         assert_eq!(&*soon(server.receive()).await.unwrap().unwrap(), b"an answer");
-    }
+    };
+    let (one, both) = (Some(SHORT), Some(2 * SHORT));
+    tokio::join!(live_on(one, None), live_on(None, one), live_on(one, both));
 }
 
 #[tokio::test]
 async fn a_channel_that_is_not_accepted_yet_lives_on() {
     let _soft = soft0();
-    let short = Duration::from_millis(300);
-    let listener = Listener::builder().keepalive(short).bind("127.0.0.1:0").await.unwrap();
-    let connector = rdma_msg::Connector::new().unwrap().keepalive(short);
+    let listener = Listener::builder().keepalive(SHORT).bind("127.0.0.1:0").await.unwrap();
+    let connector = rdma_msg::Connector::new().unwrap().keepalive(SHORT);
     let connect = || connector.connect(listener.local_address());
     // The handshakes of both are done while the first one is awaited.
     let (one, other, first) = soon(async { tokio::join!(connect(), connect(), listener.accept()) }).await;
     let (one, other, first) = (one.unwrap(), other.unwrap(), first.unwrap());
-    tokio::time::sleep(4 * short).await;
+    tokio::time::sleep(3 * SHORT).await;
     let second = soon(listener.accept()).await.unwrap();
     for client in [&one, &other] {
         client.send("a word").await.unwrap();

@@ -7,6 +7,7 @@ use rdma_async::Driver;
 use rdma_msg::{Channel, Connector, Listener, SharedReceives};
 
 use support::{soft0, soon, until};
+use tokio::task::JoinHandle;
 
 /// Receives that an idle channel keeps.
 const IDLE: u32 = 6;
@@ -40,6 +41,29 @@ async fn listener(packets: u32, size: usize) -> (SharedReceives, Listener) {
     (shared, listener)
 }
 
+/// Messages that fill the window of a server, and more. Each fills a packet of 512 bytes.
+const MANY: u32 = 40;
+
+/// Sends [`MANY`] messages until the window of the server has grown as far as it can. It stays so until the server receives.
+async fn fill(client: &Channel, server: &Channel) -> JoinHandle<()> {
+    let (sender, full) = (client.clone(), client.statistics().packets_sent + 16);
+    let sending = tokio::spawn(async move {
+        for number in 0..MANY {
+            sender.send(&[number as u8; 488]).await.unwrap();
+        }
+    });
+    until("the window is full", || server.statistics().window == 16 && client.statistics().packets_sent == full).await;
+    sending
+}
+
+/// Receives the messages of [`fill`].
+async fn empty(server: &Channel, sending: JoinHandle<()>) {
+    for number in 0..MANY {
+        assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), [number as u8; 488]);
+    }
+    soon(sending).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_busy_channel_gets_more_receives_and_an_idle_one_gives_them_back() {
     let _watchdog = soft0();
@@ -49,17 +73,18 @@ async fn a_busy_channel_gets_more_receives_and_an_idle_one_gives_them_back() {
     let (other_client, other_server) = soon(pair(&connector, &listener)).await;
     assert_eq!((server.statistics().window, shared.reserved()), (1, 2 * IDLE));
     for _ in 0..3 {
-        exchange(&client, &server, 500).await;
-        assert_eq!((server.statistics().window, shared.reserved()), (16, 27));
+        let sending = fill(&client, &server).await;
+        assert_eq!(shared.reserved(), 27);
         // There are none left for this one, which does with one.
         exchange(&other_client, &other_server, 500).await;
         assert_eq!(other_server.statistics().window, 1);
         exchange(&server, &client, 500).await;
         assert_eq!(client.statistics().window, 16, "it has its own receives");
+        empty(&server, sending).await;
         until("the receives come back", || shared.reserved() == 2 * IDLE).await;
         assert_eq!(server.statistics().window, 1);
-        exchange(&other_client, &other_server, 500).await;
-        assert_eq!(other_server.statistics().window, 16);
+        let sending = fill(&other_client, &other_server).await;
+        empty(&other_server, sending).await;
         until("the receives come back", || shared.reserved() == 2 * IDLE).await;
     }
     soon(async { tokio::join!(client.close(), server.close()) }).await.0.unwrap();
@@ -120,12 +145,18 @@ async fn a_thousand_idle_channels_share_receives_with_the_busy_ones() {
         ends.push(soon(pair(&connector, &listener)).await);
     }
     assert_eq!(shared.reserved(), idle);
-    for (client, server) in ends.iter().step_by(97) {
-        exchange(client, server, 300).await;
-        exchange(server, client, 3).await;
+    // Four at a time use all the others.
+    for busy in ends.chunks(4).step_by(100) {
+        let mut sending = Vec::new();
+        for (client, server) in busy {
+            sending.push(fill(client, server).await);
+        }
+        assert_eq!(shared.reserved(), idle + 15 * busy.len() as u32);
+        for ((_, server), sending) in busy.iter().zip(sending) {
+            empty(server, sending).await;
+        }
+        until("the receives come back", || shared.reserved() == idle).await;
     }
-    assert!(shared.reserved() > idle);
-    until("the receives come back", || shared.reserved() == idle).await;
     for (client, server) in &ends {
         exchange(client, server, 1).await;
     }
