@@ -77,7 +77,7 @@ impl<S: Sharing> Connector<S> {
         let events = &self.driver.shared.events;
         let resolving = self.connector.clone().timeout(self.options.timeout).start_resolve(address)?;
         let route = complete::<S, _>(events, resolving).await?;
-        let plan = Plan::new(&self.driver, &self.options, self.shared.as_ref(), route.pd()).await?;
+        let plan = Plan::new(&self.driver, &self.options, self.shared.as_ref(), route.pd())?.with_memory().await?;
         let private_data = &self.options.private_data;
         let opening = plan.start(|builder, set, receives| {
             let handshake = route.start_connect_in(builder, set, private_data)?;

@@ -43,7 +43,10 @@ pub enum Error {
         messages: u32,
     },
     /// The peer has sent more messages than its connection has reserved receives for.
-    #[error("the peer has sent more messages than its connection has reserved of the shared receives")]
+    #[error(
+        "the peer has sent more messages than its connection has reserved receives for: \
+         raise receives, or let it wait for answers"
+    )]
     ReceivesExceeded,
     /// The name of the peer cannot be resolved.
     #[error("cannot resolve the name: {0}")]

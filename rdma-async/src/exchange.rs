@@ -25,7 +25,7 @@ impl<S: Sharing> Connector<S> {
     /// [`Error::Memory`]; [`Error::NoReceives`]; [`Error::Rdma`]; [`Error::DriverStopped`].
     pub async fn prepare(&self, pd: &ProtectionDomain) -> Result<Unconnected<S>> {
         let options = crate::options::Options { keepalive: None, ..self.options.clone() };
-        let mut plan = Plan::new(&self.driver, &options, self.shared.as_ref(), pd).await?;
+        let mut plan = Plan::new(&self.driver, &options, self.shared.as_ref(), pd)?.with_memory().await?;
         let (guard, key) = plan.open(|builder, set, receives| {
             let key = builder.build_in(set)?;
             post_receives_in(set, key, receives)?;

@@ -322,7 +322,8 @@ impl<S: Sharing> Listener<S> {
 
     fn start(&self, request: Request) -> Result<Opening<S>> {
         let pd = request.pd()?;
-        let plan = match Plan::try_new(&self.driver, &self.options, self.shared.as_ref(), &pd) {
+        let plan = Plan::new(&self.driver, &self.options, self.shared.as_ref(), &pd);
+        let plan = match plan.and_then(Plan::try_with_memory) {
             Ok(plan) => plan,
             Err(error) => {
                 let reason = error.to_string();

@@ -51,34 +51,8 @@ pub(crate) struct Plan<S: Sharing> {
 }
 
 impl<S: Sharing> Plan<S> {
-    /// Takes memory for the receives from the pool, once there is some. Shared receives are reserved instead.
-    pub(crate) async fn new(
-        driver: &Driver<S>,
-        options: &Options,
-        shared: Option<&SharedReceives<S>>,
-        pd: &ProtectionDomain,
-    ) -> Result<Self> {
-        let mut plan = Plan::without_memory(driver, options, shared, pd)?;
-        for _ in 0..plan.own_receives() {
-            plan.buffers.push(plan.pool.get_async(Budget::Receives, options.message_size).await?);
-        }
-        Ok(plan)
-    }
-
-    /// Like [`Plan::new`], without waiting.
-    pub(crate) fn try_new(
-        driver: &Driver<S>,
-        options: &Options,
-        shared: Option<&SharedReceives<S>>,
-        pd: &ProtectionDomain,
-    ) -> Result<Self> {
-        let mut plan = Plan::without_memory(driver, options, shared, pd)?;
-        let take = |_| plan.pool.try_get(Budget::Receives, options.message_size);
-        plan.buffers = (0..plan.own_receives()).map(take).collect::<Result<_, _>>()?;
-        Ok(plan)
-    }
-
-    fn without_memory(
+    /// Reserves shared receives. Own receives need memory: [`Plan::with_memory`] or [`Plan::try_with_memory`].
+    pub(crate) fn new(
         driver: &Driver<S>,
         options: &Options,
         shared: Option<&SharedReceives<S>>,
@@ -91,6 +65,22 @@ impl<S: Sharing> Plan<S> {
         };
         let (driver, options, pd) = (driver.clone(), options.clone(), pd.clone());
         Ok(Plan { driver, options, pd, pool, receives: Some(receives), buffers: Vec::new() })
+    }
+
+    /// Takes memory for own receives from the pool, once there is some.
+    pub(crate) async fn with_memory(mut self) -> Result<Self> {
+        for _ in 0..self.own_receives() {
+            self.buffers.push(self.pool.get_async(Budget::Receives, self.options.message_size).await?);
+        }
+        Ok(self)
+    }
+
+    /// Like [`Plan::with_memory`], without waiting.
+    pub(crate) fn try_with_memory(mut self) -> Result<Self> {
+        for _ in 0..self.own_receives() {
+            self.buffers.push(self.pool.try_get(Budget::Receives, self.options.message_size)?);
+        }
+        Ok(self)
     }
 
     fn own_receives(&self) -> u32 {

@@ -47,7 +47,7 @@ pub struct ListenerBuilder {
 impl ListenerBuilder {
     setters!();
 
-    /// Uses this driver instead of that of the current runtime.
+    /// Uses this driver. The default is the driver of the current runtime.
     pub fn driver(mut self, driver: &Driver) -> Self {
         self.transport = self.transport.driver(driver);
         self

@@ -124,8 +124,7 @@ impl Message {
 
     /// Whether the bytes are where the device has put them, without a copy.
     ///
-    /// Messages that arrive in several packets or in several reads are copied once, and those that arrive while the program keeps
-    /// many.
+    /// A message of several packets or several reads is copied once. So is a message that is taken while the program keeps many.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         !matches!(self.0, Storage::Assembled(_) | Storage::Copied { .. })

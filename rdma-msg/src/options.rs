@@ -105,8 +105,8 @@ macro_rules! setters {
         /// Its connection then ends with [`Error::Unresponsive`](crate::Error::Unresponsive), after this time or up to a fifth
         /// later. A program may block its runtime for three quarters of it. A pause of this program does not count.
         ///
-        /// Heartbeats use at least 100 ms. The device of the peer is asked, too, for which the time is 10 ms to 24 hours; other
-        /// values fail when a connection is made.
+        /// The range is 10 ms to 24 hours; other values fail when a connection is made. For heartbeats, less than 100 ms counts as
+        /// 100 ms.
         pub fn keepalive(mut self, within: impl Into<Option<std::time::Duration>>) -> Self {
             self.options.keepalive = within.into();
             self

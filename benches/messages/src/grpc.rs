@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::Bytes;
 use http::uri::PathAndQuery;
 use rdma_msg::StreamListener;
 use rdma_msg::tonic::{CONNECTION_WINDOW, STREAM_WINDOW, UriConnector};
@@ -15,56 +15,18 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::client::Grpc;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::server::{StreamingService, UnaryService};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tower_service::Service;
 
+use crate::plain::Plain;
 use crate::transport::Transport;
 use crate::{Pattern, Result};
 
 const UNARY: &str = "/bench.Echo/Unary";
 const STREAM: &str = "/bench.Echo/Stream";
-
-/// Messages are their bytes.
-#[derive(Clone, Copy)]
-struct Plain;
-
-impl Codec for Plain {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Plain;
-    type Decoder = Plain;
-
-    fn encoder(&mut self) -> Plain {
-        Plain
-    }
-
-    fn decoder(&mut self) -> Plain {
-        Plain
-    }
-}
-
-impl Encoder for Plain {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, item: Bytes, target: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        target.put(item);
-        Ok(())
-    }
-}
-
-impl Decoder for Plain {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(source.copy_to_bytes(source.remaining())))
-    }
-}
 
 /// Sends each message back.
 #[derive(Clone)]

@@ -8,6 +8,8 @@ mod child;
 mod compare;
 mod count;
 mod grpc;
+#[path = "../../../rdma-msg/tests/http/plain.rs"]
+mod plain;
 mod transport;
 mod ucx;
 #[path = "../../service/src/usage.rs"]

@@ -71,7 +71,7 @@ impl Bytes {
 }
 
 impl Listener {
-    /// Listens with this driver or with the one of the runtime. A Unix socket has a path of its own.
+    /// Listens with this driver, or with the runtime's if it is `None`. A Unix socket ignores the address.
     pub(crate) async fn bind(transport: Transport, address: &str, driver: Option<&Driver>) -> Result<Self> {
         let builder = || {
             let builder = rdma_msg::Listener::builder();

@@ -125,7 +125,7 @@ impl<S: Sharing> DatagramsBuilder<S> {
         let mtu = pd.context().query_port(port)?.active_mtu().bytes().unwrap_or(4096);
         // So no datagram is too long for a receive.
         let options = Options { message_size: mtu as usize, ..self.options };
-        let mut plan = Plan::new(driver, &options, None, &pd).await?;
+        let mut plan = Plan::new(driver, &options, None, &pd)?.with_memory().await?;
         let (mut guard, identity) = plan.open(|builder, set, receives| {
             let key = builder.port(port).build_datagrams_in(set, DATAGRAM_QKEY)?;
             post_receives_in(set, key, receives)?;

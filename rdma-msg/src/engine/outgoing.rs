@@ -475,7 +475,7 @@ impl Engine {
     pub(super) fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {
         self.counts.posted += 1;
         buffer[..HEADER].copy_from_slice(&wire::header(class, counts));
-        // The capacity is that of a packet.
+        // A packet is never longer than its buffer.
         let _ = buffer.set_len(len);
         let mut operation = self.connection.send_owned(buffer);
         match Pin::new(&mut operation).poll(&mut Context::from_waker(&self.waker)) {

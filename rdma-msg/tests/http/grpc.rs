@@ -7,60 +7,21 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut};
 use http::uri::PathAndQuery;
 use hyper::body::Bytes;
 use rdma_msg::tonic::{CONNECTION_WINDOW, STREAM_WINDOW};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tower_service::Service;
 
+use crate::plain::Plain;
 use crate::record::Record;
 use crate::server::pattern;
 use crate::transport::Transport;
-
-/// Messages are their bytes.
-#[derive(Clone, Copy)]
-struct Plain;
-
-impl Codec for Plain {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Plain;
-    type Decoder = Plain;
-
-    fn encoder(&mut self) -> Plain {
-        Plain
-    }
-
-    fn decoder(&mut self) -> Plain {
-        Plain
-    }
-}
-
-impl Encoder for Plain {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, item: Bytes, target: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        target.put(item);
-        Ok(())
-    }
-}
-
-impl Decoder for Plain {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(source.copy_to_bytes(source.remaining())))
-    }
-}
 
 type Messages = Pin<Box<dyn tokio_stream::Stream<Item = Result<Bytes, Status>> + Send>>;
 type Reply<T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send>>;

@@ -11,6 +11,7 @@ mod busy;
 mod grpc;
 mod http1;
 mod http2;
+mod plain;
 mod record;
 mod server;
 mod transport;

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use super::environment;
-use super::result::{self, Benchmark, Gate, Table};
-use crate::softroce::{self, Collected, Ending, Options, Place};
+use super::result::{Benchmark, Gate, Table};
+use super::{environment, guest};
 use crate::{process, workspace};
 
 /// Largest ratio of a ping-pong under `Runner::block_on` to the one of `EndpointSet::wait`.
@@ -49,23 +48,11 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     process::run(&mut cargo)?;
     let program = workspace::target_dir()?.join("release/rdma-awaited-bench");
     let command = [program.to_string_lossy().into_owned(), "--runs".to_owned(), args.runs.to_string()];
-    let options = Options {
-        count_instructions: true,
-        place: Place::Guest,
-        timeout: TIMEOUT,
-        verbose: args.verbose,
-        ..Options::default()
-    };
-    let mut output = Collected::default();
-    let fewest = match softroce::run(&command, &options, &mut output)? {
-        Ending::Status(0) => fewest(&String::from_utf8_lossy(&output.0))?,
-        ending => bail!("the ping-pong could not be measured: {ending:?}"),
-    };
+    let fewest = fewest(&guest::run(&command, TIMEOUT, args.verbose)?)?;
     let (table, gate) = evaluate(&fewest)?;
     println!("{}", table.to_text());
     println!("{}: {}, limit {}", gate.name, gate.measured, gate.limit);
     let status = i32::from(!gate.met);
-    let file = args.json.clone().map_or_else(|| result::file("awaited"), Ok)?;
     let result = Benchmark {
         benchmark: "Instructions of a ping-pong with and without `await`".to_owned(),
         command: "cargo xtask bench awaited".to_owned(),
@@ -74,8 +61,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
         tables: vec![table],
         gates: vec![gate],
     };
-    result.save(&file)?;
-    println!("written to {}", file.display());
+    result.write(args.json.as_deref(), "awaited")?;
     Ok(status)
 }
 

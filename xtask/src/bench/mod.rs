@@ -4,6 +4,7 @@ mod awaited;
 pub(crate) mod connections;
 mod criterion;
 mod environment;
+mod guest;
 pub(crate) mod messages;
 pub(crate) mod overhead;
 pub(crate) mod pingpong;

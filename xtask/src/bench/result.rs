@@ -55,6 +55,14 @@ impl Benchmark {
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 
+    /// Writes the result to the given file, or to the file of the benchmark `name`, and says where.
+    pub(crate) fn write(&self, given: Option<&Path>, name: &str) -> Result<()> {
+        let file = given.map_or_else(|| file(name), |given| Ok(given.to_owned()))?;
+        self.save(&file)?;
+        println!("written to {}", file.display());
+        Ok(())
+    }
+
     /// Reads a file that [`Benchmark::save`] has written.
     pub(crate) fn load(file: &Path) -> Result<Self> {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;

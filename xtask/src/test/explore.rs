@@ -39,7 +39,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Tests(report))
 }
 
-/// `cargo test` for a package, in a directory of its own.
+/// `cargo test` for a package. Stages that run at the same time do not wait for its target directory.
 fn release(package: &str) -> Result<Command> {
     let mut command = cargo();
     command.args(["test", "--release", "--no-fail-fast", "--package", package, "--target-dir"]);

@@ -7,13 +7,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use self::inside::{Manager, Plan, Report, Round};
 use super::result::{self, Benchmark, Table};
-use super::{environment, series::Series};
-use crate::softroce::{self, Collected, Ending, Options, Place};
-use crate::{process, soft, workspace};
+use super::{environment, guest, series::Series};
+use crate::{process, soft, softroce, workspace};
 
 /// Connections of the runs that the memory of the others is compared with.
 const FEW: u32 = 100;
@@ -97,13 +96,7 @@ impl Results {
 
 fn in_guest(plan: &Plan, verbose: bool) -> Result<Results> {
     let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(plan)?];
-    let timeout = LIMIT.as_secs();
-    let options = Options { count_instructions: true, place: Place::Guest, timeout, verbose, ..Options::default() };
-    let mut output = Collected::default();
-    match softroce::run(&command, &options, &mut output)? {
-        Ending::Status(0) => Results::read(&String::from_utf8_lossy(&output.0)),
-        ending => bail!("the connections in the guest could not be measured: {ending:?}"),
-    }
+    Results::read(&guest::run(&command, LIMIT.as_secs(), verbose)?)
 }
 
 /// Runs the plan with the programs of the guest.

@@ -148,7 +148,7 @@ impl Program {
                 }
             }
             Program::Rstream => {
-                // The server sends as many messages back after those of the client.
+                // After the client's messages, the server sends the same number back.
                 let (iterations, transfers) = if pattern == Pattern::PingPong { (messages, 1) } else { (1, messages) };
                 let address = if is_client { "-s" } else { "-b" };
                 format!("rstream -T b {address} {HOST} -S {bytes} -I {iterations} -C {transfers}")

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use self::inside::{Case, Executor, Pattern, Plan, Program, Report, Transport};
-use super::environment;
-use super::result::{self, Benchmark, Gate, Table};
-use crate::softroce::{self, Collected, Ending, Options, Place};
+use super::result::{Benchmark, Gate, Table};
+use super::{environment, guest};
+use crate::softroce;
 use crate::{apt, process, workspace};
 
 /// Time limit in seconds for one run on a busy machine. On an idle one it takes a few seconds.
@@ -104,9 +104,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
         tables: vec![table],
         gates,
     };
-    let file = args.json.clone().map_or_else(|| result::file("messages"), Ok)?;
-    benchmark.save(&file)?;
-    println!("written to {}", file.display());
+    benchmark.write(args.json.as_deref(), "messages")?;
     Ok(status)
 }
 
@@ -122,12 +120,7 @@ struct Results {
 fn in_guest(plan: &Plan, verbose: bool) -> Result<Results> {
     let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(plan)?];
     let timeout = RUN_LIMIT * u64::from(plan.launches) * u64::try_from(plan.runs.len())?;
-    let options = Options { count_instructions: true, place: Place::Guest, timeout, verbose, ..Options::default() };
-    let mut output = Collected::default();
-    match softroce::run(&command, &options, &mut output)? {
-        Ending::Status(0) => Results::read(&String::from_utf8_lossy(&output.0)),
-        ending => bail!("the messages could not be measured: {ending:?}"),
-    }
+    Results::read(&guest::run(&command, timeout, verbose)?)
 }
 
 /// Version in the line `# Library version: 1.13.1` of `ucx_info`.

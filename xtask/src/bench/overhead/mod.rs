@@ -16,7 +16,6 @@ use anyhow::{Context, Result, bail};
 use self::gates::Verdict;
 use self::rivals::Rivals;
 use self::tools::Tools;
-use super::result;
 use crate::{process, workspace};
 
 /// Count the caller's instructions per operation: in C, over rdma-sys, and over both APIs of rdma-safe
@@ -80,9 +79,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     let measured = measure(tools, args.rivals)?;
     let benchmark = report::benchmark(&measured)?;
     report::print(&measured, &benchmark);
-    let file = args.json.clone().map_or_else(|| result::file("overhead"), Ok)?;
-    benchmark.save(&file)?;
-    println!("written to {}", file.display());
+    benchmark.write(args.json.as_deref(), "overhead")?;
     Ok(i32::from(measured.verdicts.iter().any(|verdict| verdict.complaint.is_some())))
 }
 
