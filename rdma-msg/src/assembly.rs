@@ -5,13 +5,14 @@ use std::sync::Arc;
 use rdma_safe::RemoteMemory;
 
 use crate::error::{Error, Violation};
+use crate::long::Long;
 use crate::wire::{self, Kind};
 
 /// The state between the frames of a peer.
 #[derive(Debug)]
 pub(crate) struct Assembly {
     /// The long message of which parts have arrived.
-    long: Option<Long>,
+    long: Option<Partial>,
     /// Longest message that is accepted, in bytes.
     max_message: usize,
     /// Whether the peer has said that it sends no more.
@@ -20,8 +21,8 @@ pub(crate) struct Assembly {
 
 /// A message that arrives in parts.
 #[derive(Debug)]
-struct Long {
-    bytes: Vec<u8>,
+struct Partial {
+    bytes: Long,
     /// Length of the whole message in bytes.
     len: usize,
 }
@@ -32,7 +33,7 @@ pub(crate) enum Meaning {
     /// Its payload is a message.
     Message,
     /// It completes a long message.
-    Long(Vec<u8>),
+    Long(Long),
     /// A message is to be read from the memory of the peer.
     Offer(RemoteMemory),
     /// Nothing yet.
@@ -73,12 +74,14 @@ impl Assembly {
                 if len > self.max_message {
                     return Err(Violation::TooLong.into());
                 }
-                self.long = Some(Long { bytes: Vec::new(), len });
+                self.long = Some(Partial { bytes: Long::default(), len });
             }
-            (Kind::Part, Some(Long { bytes, len })) => {
-                let has_memory = !bytes.is_empty() || bytes.try_reserve_exact(*len).is_ok();
-                if payload.len() > *len - bytes.len() || !has_memory {
+            (Kind::Part, Some(Partial { bytes, len })) => {
+                if payload.len() > *len - bytes.len() {
                     return Err(Violation::TooLong.into());
+                }
+                if bytes.is_empty() {
+                    *bytes = Long::with_capacity(*len).ok_or(Violation::TooLong)?;
                 }
                 bytes.extend_from_slice(payload);
                 if bytes.len() == *len {
@@ -127,7 +130,7 @@ mod tests {
         let mut assembly = Assembly::new(10);
         assert!(matches!(assembly.frame(Kind::Long, &5_u64.to_be_bytes()), Ok(Meaning::Nothing)));
         assert!(matches!(assembly.frame(Kind::Part, b"abc"), Ok(Meaning::Nothing)));
-        assert!(matches!(assembly.frame(Kind::Part, b"de"), Ok(Meaning::Long(whole)) if whole == b"abcde"));
+        assert!(matches!(assembly.frame(Kind::Part, b"de"), Ok(Meaning::Long(whole)) if *whole == b"abcde"));
         assert!(matches!(assembly.frame(Kind::Whole, b"next"), Ok(Meaning::Message)));
         assembly.frame(Kind::Long, &9_u64.to_be_bytes()).unwrap();
         assembly.frame(Kind::Cancelled, b"").unwrap();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use rdma_safe::Buffer;
 
+use crate::long::Long;
 use crate::shared::Shared;
 
 /// A received message. Its memory goes back to the channel when it is dropped.
@@ -24,7 +25,7 @@ enum Storage {
     /// A message that was read from the memory of the peer.
     Read(Buffer),
     /// A message that was copied from several packets or reads.
-    Assembled(Vec<u8>),
+    Assembled(Long),
     /// A message that was copied since the program keeps many packets.
     Copied { bytes: Vec<u8>, _loan: Loan },
 }
@@ -118,7 +119,7 @@ impl Message {
         Message(Storage::Read(buffer))
     }
 
-    pub(crate) fn assembled(bytes: Vec<u8>) -> Self {
+    pub(crate) fn assembled(bytes: Long) -> Self {
         Message(Storage::Assembled(bytes))
     }
 
@@ -139,7 +140,8 @@ impl Message {
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
-            Storage::Assembled(bytes) | Storage::Copied { bytes, .. } => bytes,
+            Storage::Assembled(bytes) => bytes.into_vec(),
+            Storage::Copied { bytes, .. } => bytes,
             Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) => self.to_vec(),
         }
     }
@@ -153,7 +155,8 @@ impl Deref for Message {
             Storage::Packet(packet, part) => packet.part(*part),
             Storage::Shared(packet, part) => packet.part(*part),
             Storage::Read(buffer) => buffer,
-            Storage::Assembled(bytes) | Storage::Copied { bytes, .. } => bytes,
+            Storage::Assembled(bytes) => bytes,
+            Storage::Copied { bytes, .. } => bytes,
         }
     }
 }
@@ -168,12 +171,7 @@ impl AsRef<[u8]> for Message {
 impl From<Message> for bytes::Bytes {
     /// The bytes without a copy. The memory goes back to the channel with the last clone.
     fn from(message: Message) -> Self {
-        match message.0 {
-            Storage::Assembled(bytes) => bytes.into(),
-            Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) | Storage::Copied { .. } => {
-                bytes::Bytes::from_owner(message)
-            }
-        }
+        bytes::Bytes::from_owner(message)
     }
 }
 

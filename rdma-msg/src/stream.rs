@@ -150,7 +150,7 @@ impl ReadHalf {
     pub async fn chunk(&mut self) -> Result<Option<Message>> {
         match self.chunk.take() {
             Some(rest) if self.at == 0 => Ok(Some(rest)),
-            Some(rest) => Ok(Some(Message::assembled(rest[self.at..].to_vec()))),
+            Some(rest) => Ok(Some(Message::assembled(rest[self.at..].to_vec().into()))),
             None => std::future::poll_fn(|context| self.waiting.poll(context, Engine::try_receive)).await,
         }
     }

@@ -209,7 +209,7 @@ impl Engine {
             match self.incoming.take()? {
                 (Taken::Offer(memory), _) => {
                     self.flow.offer_received()?;
-                    self.begin_reading(memory);
+                    self.begin_reading(memory)?;
                 }
                 taken => return Ok(taken),
             }

@@ -12,6 +12,8 @@ use rdma_pool::Budget;
 use rdma_safe::{Buffer, RemoteMemory};
 
 use super::Engine;
+use crate::error::Violation;
+use crate::long::Long;
 use crate::message::Message;
 
 /// Entries of the send queue for reads.
@@ -34,7 +36,7 @@ pub(super) struct Reading {
     /// Whether the whole message is read into one buffer.
     is_in_place: bool,
     /// The bytes of a message that is read in chunks.
-    whole: Vec<u8>,
+    whole: Long,
     step: Step,
 }
 
@@ -84,7 +86,7 @@ impl Reading {
 
 impl Engine {
     /// Starts to read a message.
-    pub(super) fn begin_reading(&mut self, memory: RemoteMemory) {
+    pub(super) fn begin_reading(&mut self, memory: RemoteMemory) -> Result<(), Violation> {
         let pool = self.connection.pool().clone();
         let is_short = memory.len <= IN_PLACE;
         let mut len = if is_short { memory.len } else { CHUNK } as usize;
@@ -97,9 +99,12 @@ impl Engine {
             }
         };
         let is_in_place = is_short && len as u64 == memory.len;
-        self.reading = Some(Reading { memory, at: 0, is_in_place, whole: Vec::new(), step: Step::Memory(wait) });
+        let whole = if is_in_place { Some(Long::default()) } else { Long::with_capacity(memory.len as usize) };
+        let whole = whole.ok_or(Violation::TooLong)?;
+        self.reading = Some(Reading { memory, at: 0, is_in_place, whole, step: Step::Memory(wait) });
         let waker = self.waker.clone();
         self.advance_reading(&mut Context::from_waker(&waker));
+        Ok(())
     }
 
     /// The message that was read, and the number of its bytes that were copied.
