@@ -13,8 +13,8 @@ use crate::{Error, Result, Sharing, Threads};
 /// while it needs them.
 ///
 /// The device gives a receive to whichever message arrives first. So the protocol has to bound what a peer sends by what its
-/// connection has reserved, as rdma-msg does. If a peer sends more, its connection ends with [`Error::ReceivesExceeded`]. Until the
-/// program drops it, the peer can go on to use receives, and other peers may get RNR NAKs and retry.
+/// connection has reserved, as rdma-msg does. If a peer sends more, its connection ends with [`Error::ReceivesExceeded`], and its
+/// queue pair is stopped when the driver notices. Other peers may get RNR NAKs and retry until then.
 ///
 /// ```no_run
 /// # async fn example() -> rdma_async::Result<()> {

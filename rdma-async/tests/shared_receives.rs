@@ -93,14 +93,22 @@ async fn a_peer_that_sends_more_than_is_reserved_loses_its_connection_alone() {
     let connector = Connector::new().unwrap();
     let (flooding, flooded) = soon(pair(&connector, &listener)).await;
     let (client, server) = soon(pair(&connector, &listener)).await;
-    for number in 0..30 {
-        send(&flooding, &[number]).await;
-    }
+    // The queue pair of its peer answers no more once it has sent too much, although the connection is not closed yet.
+    let flood = async {
+        for number in 0..=u8::MAX {
+            if flooding.send(flooding.buffer_of(&[number]).await.unwrap()).await.is_err() {
+                return number;
+            }
+        }
+        panic!("it is not stopped");
+    };
+    assert!(soon(flood).await >= 4);
     for number in 0..4 {
         assert_eq!(*soon(flooded.receive()).await.unwrap().unwrap(), [number]);
     }
     let error = soon(flooded.receive()).await.unwrap_err();
     assert!(matches!(error, Error::ReceivesExceeded), "{error}");
+    assert!(flooded.driver().statistics().exceeded > 0);
     send(&client, b"unharmed").await;
     assert_eq!(&*soon(server.receive()).await.unwrap().unwrap(), b"unharmed");
     soon(flooded.close()).await;

@@ -125,6 +125,20 @@ impl From<Incompatible> for Error {
     }
 }
 
+impl Error {
+    /// Whether the connection is lost: the peer has left without an end, has died or does not answer, or a device or the network
+    /// has failed. A client may connect again.
+    #[must_use]
+    pub fn is_connection_lost(&self) -> bool {
+        use rdma_async::Error as Connection;
+        match self {
+            Error::Disconnected | Error::Unresponsive(_) => true,
+            Error::Connection(error) => matches!(error, Connection::Disconnected | Connection::Failed(_)),
+            _ => false,
+        }
+    }
+}
+
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind;

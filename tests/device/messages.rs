@@ -154,6 +154,7 @@ fn an_abort_reaches_the_peer() {
         client.abort(7, "no space left");
         let error = server.receive().await.unwrap_err();
         assert!(matches!(&error, Error::Aborted { code: 7, reason } if **reason == *"no space left"), "{error}");
+        assert!(!error.is_connection_lost());
     });
 }
 
@@ -214,6 +215,7 @@ fn a_program_that_is_stopped_ends_its_channels() {
         assert_eq!(peer.next_report(), "accepted");
         peer.stop();
         let error = channel.receive().await.unwrap_err();
+        assert!(error.is_connection_lost(), "{error}");
         // The device of a stopped program answers, unless it is software in its process.
         match error {
             Error::Unresponsive(found) => assert_eq!(found, within),

@@ -201,7 +201,7 @@ impl<S: Sharing> Member<S> {
     }
 
     /// Ends the connection, since the peer has sent more messages than were reserved. The receive of this one is posted again, and
-    /// later ones are treated in the same way.
+    /// so are those of later ones that arrive before the queue pair is stopped.
     #[cold]
     #[inline(never)]
     pub(crate) fn exceed(&mut self, message: Completion, effects: &mut Effects) {

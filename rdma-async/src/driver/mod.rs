@@ -129,6 +129,8 @@ pub struct Statistics {
     pub waited: u64,
     /// Times that a reader waited while it kept all messages that the connection has receives for.
     pub starved: u64,
+    /// Messages beyond the [shared receives](crate::SharedReceives) that their connections had reserved.
+    pub exceeded: u64,
     /// Times that the driver slept.
     pub sleeps: u64,
     /// Times that it was woken.
@@ -240,7 +242,7 @@ impl<S: Sharing> Driver<S> {
         };
         for queue in queues {
             let (connections, operations) = queue.population();
-            let Counts { posted, completed, failed, received, waited, starved } = queue.counts();
+            let Counts { posted, completed, failed, received, waited, starved, exceeded } = queue.counts();
             sum.connections += connections;
             sum.operations += operations;
             sum.posted += posted;
@@ -249,6 +251,7 @@ impl<S: Sharing> Driver<S> {
             sum.received += received;
             sum.waited += waited;
             sum.starved += starved;
+            sum.exceeded += exceeded;
         }
         sum
     }
@@ -261,7 +264,7 @@ impl<S: Sharing> Driver<S> {
     pub fn record_metrics(&self) {
         let statistics = self.statistics();
         let Statistics { connections, operations, posted, completed, failed, received, .. } = statistics;
-        let Statistics { waited, starved, sleeps, wakes, spins, .. } = statistics;
+        let Statistics { waited, starved, exceeded, sleeps, wakes, spins, .. } = statistics;
         metrics::gauge!("rdma_async_connections").set(connections as f64);
         metrics::gauge!("rdma_async_operations").set(operations as f64);
         metrics::counter!("rdma_async_posted").absolute(posted);
@@ -270,6 +273,7 @@ impl<S: Sharing> Driver<S> {
         metrics::counter!("rdma_async_received").absolute(received);
         metrics::counter!("rdma_async_waited").absolute(waited);
         metrics::counter!("rdma_async_starved").absolute(starved);
+        metrics::counter!("rdma_async_exceeded").absolute(exceeded);
         metrics::counter!("rdma_async_sleeps").absolute(sleeps);
         metrics::counter!("rdma_async_wakes").absolute(wakes);
         metrics::counter!("rdma_async_spins").absolute(spins);

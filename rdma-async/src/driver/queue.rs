@@ -38,6 +38,7 @@ impl<S: Sharing> Queue<S> {
             members: Vec::new(),
             slots: Slots::with_capacity(64),
             leaving: Vec::new(),
+            exceeded_before: 0,
             broken: None,
             _source: source,
             counts: Counts::default(),

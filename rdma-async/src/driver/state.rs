@@ -23,6 +23,8 @@ pub(super) struct State<S: Sharing> {
     pub(super) slots: Slots<Done>,
     /// Connections that this side is closing.
     pub(super) leaving: Vec<EndpointKey>,
+    /// [`Counts::exceeded`] at the last look.
+    pub(super) exceeded_before: u64,
     /// Why no connection of the queue works any more.
     pub(super) broken: Option<Ended>,
     /// Reports events of the completion queue.
@@ -37,6 +39,8 @@ pub(crate) struct Counts {
     pub(crate) completed: u64,
     pub(crate) failed: u64,
     pub(crate) received: u64,
+    /// Messages beyond the receives that their connections had reserved.
+    pub(crate) exceeded: u64,
     pub(crate) waited: u64,
     pub(crate) starved: u64,
 }
@@ -320,6 +324,20 @@ impl<S: Sharing> State<S> {
         self.forget(key, buffers, effects);
     }
 
+    /// Stops the queue pairs of connections whose peers have sent more than was reserved.
+    #[cold]
+    fn stop_exceeded(&mut self) {
+        self.exceeded_before = self.counts.exceeded;
+        let State { set, members, .. } = self;
+        let has_exceeded = |member: &&mut Box<Member<S>>| matches!(member.ended, Some(Ended::Exceeded));
+        for member in members.iter_mut().flatten().filter(has_exceeded) {
+            if let Some(mut endpoint) = set.endpoint(member.key) {
+                // If the device refuses, the peer can go on until the connection is dropped.
+                let _ = endpoint.stop();
+            }
+        }
+    }
+
     /// Forgets a connection whose endpoint was removed, and had these buffers.
     fn forget(&mut self, key: EndpointKey, buffers: Vec<Buffer>, effects: &mut Effects) {
         let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else {
@@ -335,6 +353,9 @@ impl<S: Sharing> State<S> {
     }
 
     pub(super) fn advance_leaving(&mut self, effects: &mut Effects) {
+        if self.counts.exceeded != self.exceeded_before {
+            self.stop_exceeded();
+        }
         if self.leaving.is_empty() {
             return;
         }
@@ -409,6 +430,7 @@ impl<S: Sharing> Delivery<'_, S> {
     fn deliver_unusual(&mut self, key: EndpointKey, completion: Completion) {
         let Some(member) = find(self.members, key) else { return };
         if completion.status == WcStatus::SUCCESS {
+            self.counts.exceeded += 1;
             return member.exceed(completion, self.effects);
         }
         self.counts.failed += 1;

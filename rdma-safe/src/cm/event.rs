@@ -129,7 +129,9 @@ impl RejectReason {
             RejectReason::NO_RESOURCES => "the peer lacks the resources",
             RejectReason::TIMEOUT => "the connection manager of the peer timed out",
             RejectReason::UNSUPPORTED => "the peer does not support the request",
-            RejectReason::INVALID_SERVICE_ID => "nobody listens at the peer's port",
+            RejectReason::INVALID_SERVICE_ID => {
+                "nobody listens at the peer's port (a TCP service there does not count)"
+            }
             RejectReason::STALE_CONNECTION => "the peer still has such a connection",
             RejectReason::CONSUMER_DEFINED => "the program at the peer has refused",
             RejectReason::UNSUPPORTED_OPTIONS => "the peer does not support the options of the vendor",

@@ -30,7 +30,8 @@ pub struct ConnectionLost {
 }
 
 /// What to do after the connection was lost.
-const ADVICE: &str = "take the buffers back with Endpoint::close or EndpointSet::remove, and connect another endpoint";
+const ADVICE: &str =
+    "drop the connection and make another (Endpoint::close and EndpointSet::remove return its buffers)";
 
 impl fmt::Display for ConnectionLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,13 +41,13 @@ impl fmt::Display for ConnectionLost {
                 f,
                 "the peer is gone: its queue pair {qp_num:#08x} has acknowledged nothing within {within:?} ({status}); \
                  {ADVICE}. If the peer is alive, its queue pair has failed, or the network drops writes of zero bytes, as \
-                 virtual NICs of some clouds do: then turn EndpointBuilder::keepalive off"
+                 virtual NICs of some clouds do: then turn its keepalive off"
             ),
             WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR => write!(
                 f,
                 "the peer's queue pair {qp_num:#08x} has refused the keepalive, which ended the connection ({status}): it must \
-                 permit RDMA writes (EndpointBuilder::keepalive or peer_access, in C IBV_ACCESS_REMOTE_WRITE), or turn \
-                 EndpointBuilder::keepalive off here; {ADVICE}"
+                 permit RDMA writes (the option keepalive or peer_access, in C IBV_ACCESS_REMOTE_WRITE), or turn the \
+                 keepalive off here; {ADVICE}"
             ),
             WcStatus::FATAL_ERR => write!(
                 f,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::post::Transfer;
 use super::super::{Batch, FailedWork, Peer, Poster, Rejected, Work, WorkId};
 use crate::explain::Explanation;
-use crate::qp::QueuePairAttributes;
+use crate::qp::{QueuePairAttributes, QueuePairState};
 use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
 
 /// An endpoint of an [`EndpointSet`](crate::EndpointSet), lent for connecting and posting.
@@ -21,6 +21,14 @@ impl EndpointMut<'_> {
     /// Modifies the queue pair, as a connection manager requires.
     pub(crate) fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
         self.poster.advance(attributes)
+    }
+
+    /// Moves the queue pair to the error state: its work is flushed, and its peer can use neither receives nor memory.
+    ///
+    /// # Errors
+    /// Those of [`QueuePair::modify`].
+    pub fn stop(&mut self) -> Result<()> {
+        self.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))
     }
 
     /// Pauses the keepalive until the peer has confirmed the connection.
