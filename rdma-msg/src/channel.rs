@@ -332,11 +332,17 @@ impl<H: AsRef<Handle>> Waiting<H> {
             *place = Some(joined);
             (Poll::Pending, unused)
         };
-        let (mut result, mut unused) = handle.as_ref().with(|engine| attempt(engine, &mut None));
+        let shared = &handle.as_ref().0.shared;
+        let (mut result, mut unused) = (Poll::Pending, None);
+        // A task that is likely to wait makes only the second attempt.
+        if !matches!(waits, Waits::ToReceive) || shared.may_have_message() {
+            (result, unused) = shared.with_if(|engine| attempt(engine, &mut None), |(result, _)| result.is_ready());
+        }
         if result.is_pending() {
+            drop(unused);
             // Cloned and dropped without the lock, since both can run code of the user.
             let mut waker = Some(context.waker().clone());
-            (result, unused) = handle.as_ref().with(|engine| attempt(engine, &mut waker));
+            (result, unused) = shared.with(|engine| attempt(engine, &mut waker));
         }
         drop(unused);
         if result.is_ready() {
@@ -371,7 +377,10 @@ impl<H: AsRef<Handle>> Flush<H> {
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let target = self.target;
-        self.waiting.poll(context, |engine| engine.try_flush(target))
+        self.waiting.poll(context, |engine| {
+            engine.take_completions();
+            engine.try_flush(target)
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the handles of a channel share, and how its engine is run.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::task::{Wake, Waker};
 use std::{fmt, mem};
@@ -19,37 +19,47 @@ pub(crate) struct Shared {
     /// `None` only while it is dropped.
     engine: Mutex<Option<Box<Engine>>>,
     creator: Creator,
-    /// Whether to run the engine again.
-    again: AtomicBool,
+    /// The [`News`] for which to run the engine.
+    news: AtomicU8,
     /// Packets whose receives are posted again, and which the engine has not counted yet.
     returned: AtomicU32,
-    /// Whether all handles are gone.
-    left: AtomicBool,
-    /// Whether a timer of the engine has fired.
-    timer_fired: AtomicBool,
+    /// The number of these packets for which to run the engine.
+    wanted: AtomicU32,
+    /// Whether there was a message when the engine was used last.
+    has_message: AtomicBool,
 }
 
-/// Runs the engine when it is woken.
-struct Runner(Weak<Shared>);
+/// What an engine is to look for: a set of bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct News(u8);
 
-/// Fires the timers of the engine when it is woken.
-struct TimerWaker(Weak<Shared>);
+impl News {
+    /// Packets have arrived.
+    pub(crate) const PACKETS: News = News(1);
+    /// A send or a read has completed, or there is memory for a read.
+    pub(crate) const COMPLETIONS: News = News(2);
+    /// A timer has fired.
+    pub(crate) const TIMER: News = News(4);
+    /// The last handle is dropped.
+    const LEFT: News = News(8);
 
-/// The wakers of an engine.
-pub(crate) struct OwnWakers {
-    /// Runs the engine when the connection has something for it.
-    pub(crate) run: Waker,
-    /// Fires the timers of the engine.
-    pub(crate) timer: Waker,
-}
-
-impl Wake for TimerWaker {
-    fn wake(self: Arc<Self>) {
-        if let Some(shared) = self.0.upgrade() {
-            shared.timer_fired.store(true, Ordering::SeqCst);
-            shared.run();
-        }
+    /// Whether these include `other`.
+    pub(crate) fn has(self, other: News) -> bool {
+        self.0 & other.0 != 0
     }
+}
+
+/// Runs the engine for something when it is woken.
+struct Runner {
+    shared: Weak<Shared>,
+    news: News,
+}
+
+/// The wakers of an engine, each for other [`News`].
+pub(crate) struct OwnWakers {
+    pub(crate) packets: Waker,
+    pub(crate) completions: Waker,
+    pub(crate) timer: Waker,
 }
 
 impl Wake for Runner {
@@ -58,8 +68,8 @@ impl Wake for Runner {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(shared) = self.0.upgrade() {
-            shared.run();
+        if let Some(shared) = self.shared.upgrade() {
+            shared.run(self.news);
         }
     }
 }
@@ -67,28 +77,36 @@ impl Wake for Runner {
 impl Shared {
     /// Starts an engine, which `engine` makes with its wakers.
     pub(crate) fn new(engine: impl FnOnce(OwnWakers, Weak<Shared>) -> Engine) -> Arc<Self> {
+        let waker = |this: &Weak<Shared>, news| Waker::from(Arc::new(Runner { shared: this.clone(), news }));
         let wakers = |this: &Weak<Shared>| OwnWakers {
-            run: Waker::from(Arc::new(Runner(this.clone()))),
-            timer: Waker::from(Arc::new(TimerWaker(this.clone()))),
+            packets: waker(this, News::PACKETS),
+            completions: waker(this, News::COMPLETIONS),
+            timer: waker(this, News::TIMER),
         };
         let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             engine: Mutex::new(Some(Box::new(engine(wakers(this), this.clone())))),
             creator: Creator::current(),
-            again: AtomicBool::new(false),
+            news: AtomicU8::new(0),
             returned: AtomicU32::new(0),
-            left: AtomicBool::new(false),
-            timer_fired: AtomicBool::new(false),
+            wanted: AtomicU32::new(1),
+            has_message: AtomicBool::new(false),
         });
-        shared.run();
+        shared.run(News::PACKETS);
         shared
     }
 
     /// Calls `f` with the engine, then does what the engine has to do, and wakes tasks.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+        self.with_if(f, |_| true)
+    }
+
+    /// Like [`Shared::with`], but leaves what the engine has to do to the next call unless the result `is_last`.
+    pub(crate) fn with_if<R>(&self, f: impl FnOnce(&mut Engine) -> R, is_last: impl FnOnce(&R) -> bool) -> R {
         let mut guard = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = guard.as_mut().expect("only the drop takes it");
+        self.count_returned(engine);
         let result = f(engine);
-        let effects = settle(engine);
+        let effects = if is_last(&result) { self.settle(engine) } else { None };
         drop(guard);
         run(effects);
         self.run_if_asked();
@@ -100,18 +118,20 @@ impl Shared {
         if self.creator.is_parent() { R::default() } else { self.with(f) }
     }
 
-    /// Runs the engine. If another thread is using it, that thread runs it afterwards.
-    pub(crate) fn run(&self) {
-        self.again.store(true, Ordering::SeqCst);
+    /// Runs the engine for `news`. If another thread is using it, that thread runs it afterwards.
+    pub(crate) fn run(&self, news: News) {
+        self.news.fetch_or(news.0, Ordering::SeqCst);
         self.run_if_asked();
     }
 
     fn run_if_asked(&self) {
         loop {
-            // Pairs with itself in another thread: either the thread that unlocks the engine sees the flag, or the thread that
-            // set it finds the lock free.
+            // Pairs with itself in another thread: either the thread that unlocks the engine sees the news, or the thread that
+            // brought them finds the lock free.
             fence(Ordering::SeqCst);
-            if !self.again.load(Ordering::SeqCst) || self.creator.is_parent() {
+            let is_asked = self.news.load(Ordering::SeqCst) != 0
+                || self.returned.load(Ordering::SeqCst) >= self.wanted.load(Ordering::SeqCst);
+            if !is_asked || self.creator.is_parent() {
                 return;
             }
             let mut guard = match self.engine.try_lock() {
@@ -120,38 +140,51 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             };
             let Some(engine) = guard.as_mut() else { return };
-            self.again.store(false, Ordering::SeqCst);
-            engine.count_returned(self.returned.swap(0, Ordering::SeqCst));
-            if self.left.load(Ordering::SeqCst) {
+            let news = News(self.news.swap(0, Ordering::SeqCst));
+            self.count_returned(engine);
+            if news.has(News::LEFT) {
                 engine.leave();
             }
-            engine.run();
-            if self.timer_fired.swap(false, Ordering::SeqCst) {
-                engine.on_timer();
-            }
-            let effects = settle(engine);
+            engine.run(news);
+            let effects = self.settle(engine);
             drop(guard);
             run(effects);
         }
     }
 
+    fn count_returned(&self, engine: &mut Engine) {
+        if self.returned.load(Ordering::SeqCst) != 0 {
+            engine.count_returned(self.returned.swap(0, Ordering::SeqCst));
+        }
+    }
+
+    /// Sends what is due. Returns what has to wait until the engine is unlocked.
+    fn settle(&self, engine: &mut Engine) -> Option<Effects> {
+        engine.settle();
+        self.wanted.store(engine.returns_wanted(), Ordering::SeqCst);
+        self.has_message.store(engine.has_message(), Ordering::Relaxed);
+        engine.take_effects()
+    }
+
+    /// Whether a task that receives will probably find something.
+    pub(crate) fn may_have_message(&self) -> bool {
+        self.has_message.load(Ordering::Relaxed)
+    }
+
     /// The receive of a packet is posted again.
+    ///
+    /// The engine is run only if it has to tell the peer now.
     pub(crate) fn returned(&self) {
-        self.returned.fetch_add(1, Ordering::SeqCst);
-        self.run();
+        let returned = self.returned.fetch_add(1, Ordering::SeqCst) + 1;
+        if returned >= self.wanted.load(Ordering::SeqCst) {
+            self.run_if_asked();
+        }
     }
 
     /// The last handle is dropped.
     pub(crate) fn leave(&self) {
-        self.left.store(true, Ordering::SeqCst);
-        self.run();
+        self.run(News::LEFT);
     }
-}
-
-/// Sends what is due. Returns what has to wait until the engine is unlocked.
-fn settle(engine: &mut Engine) -> Option<Effects> {
-    engine.settle();
-    engine.take_effects()
 }
 
 /// Frees memory and wakes tasks. Both can run code of the user.

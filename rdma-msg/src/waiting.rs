@@ -22,6 +22,11 @@ struct Task {
 pub(crate) struct Place(u64);
 
 impl Line {
+    /// Whether no task waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
     /// Whether a task may go on: it is the first, or it has no place and no task waits.
     pub(crate) fn is_next(&self, place: Option<Place>) -> bool {
         self.tasks.front().map(|first| first.place) == place

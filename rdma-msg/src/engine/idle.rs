@@ -25,7 +25,7 @@ impl Idle {
 impl Engine {
     /// Arms the timer if the connection has something to give back.
     pub(super) fn arm_idle_timer(&mut self) {
-        let has_something = self.outgoing.has_surplus() || self.flow.waivable().is_some();
+        let has_something = self.outgoing.may_have_surplus() || self.flow.waivable().is_some();
         if has_something && !self.idle.timer.is_armed() {
             self.idle.sent_before = self.counts.statistics.packets_sent;
             self.idle.timer.arm(IDLE_AFTER);

@@ -23,14 +23,14 @@ use crate::channel::Statistics;
 use crate::error::{Error, Violation};
 use crate::flow::{Flow, Limits};
 use crate::message::{CopyBudget, Message};
-use crate::shared::{OwnWakers, Shared};
+use crate::shared::{News, OwnWakers, Shared};
 use crate::waiting::{Line, Place, Wakers};
 use crate::wire::{Class, Hello};
 
 use idle::Idle;
 use incoming::{Arrived, Incoming};
 use liveness::Liveness;
-use outgoing::{Outgoing, Sent};
+use outgoing::{CONTROL_BUFFERS, Outgoing, Sent};
 use reading::Reading;
 use timer::Timer;
 
@@ -40,8 +40,10 @@ pub(crate) use reading::READS;
 /// The engine of a channel.
 pub(crate) struct Engine {
     connection: Connection,
-    /// Runs the engine when the connection has something for it.
-    waker: Waker,
+    /// Runs the engine when packets have arrived.
+    packets: Waker,
+    /// Runs the engine when a send or a read has completed.
+    completions: Waker,
     idle: Idle,
     liveness: Liveness,
     flow: Flow,
@@ -90,7 +92,8 @@ impl Counts {
 /// Work deferred until the engine is unlocked.
 pub(crate) struct Effects {
     pub(crate) wakers: Wakers,
-    pub(crate) freed: Freed,
+    /// Usually there is none.
+    pub(crate) freed: Option<Freed>,
 }
 
 /// Memory to drop. Its destructors can run code of the user.
@@ -122,7 +125,7 @@ pub(crate) enum Waits {
 /// Memory of a connection that is reserved before its engine starts.
 pub(crate) struct Reserved {
     pub(crate) packet: Buffer,
-    pub(crate) control: [Buffer; 3],
+    pub(crate) control: [Buffer; CONTROL_BUFFERS],
 }
 
 impl Engine {
@@ -137,7 +140,8 @@ impl Engine {
     ) -> Self {
         let timer = || Timer::new(connection.deadline(), wakers.timer.clone());
         Engine {
-            waker: wakers.run,
+            packets: wakers.packets,
+            completions: wakers.completions,
             idle: Idle::new(timer()),
             liveness: Liveness::new(timer(), [own.keepalive, peer.keepalive]),
             flow: Flow::new(limits),
@@ -156,21 +160,26 @@ impl Engine {
         }
     }
 
-    /// Takes completions and packets.
-    pub(crate) fn run(&mut self) {
-        let waker = self.waker.clone();
-        let context = &mut Context::from_waker(&waker);
+    /// Takes packets and completions, and looks at the timers.
+    pub(crate) fn run(&mut self, news: News) {
         // Packets and completions that came before the end of the connection count.
-        let end = self.take_packets(context);
-        self.take_completions(context);
+        let end = if news.has(News::PACKETS) { self.take_packets() } else { None };
+        if news.has(News::COMPLETIONS) || end.is_some() {
+            self.take_completions();
+        }
         if let Some(error) = end {
             self.fail(error);
         }
-        self.advance_reading(context);
+        if news.has(News::COMPLETIONS) {
+            self.advance_reading();
+        }
+        if news.has(News::TIMER) {
+            self.on_timer();
+        }
     }
 
-    /// A timer has fired.
-    pub(crate) fn on_timer(&mut self) {
+    fn on_timer(&mut self) {
+        self.take_completions();
         if self.ended.is_none() {
             self.check_peer();
         }
@@ -183,9 +192,16 @@ impl Engine {
     pub(crate) fn settle(&mut self) {
         if self.ended.is_none() {
             self.send_due();
+            if self.wants_completions() {
+                self.take_completions();
+                self.send_due();
+            }
+        }
+        if self.ended.is_none() {
             self.arm_idle_timer();
             self.arm_liveness_timer();
         }
+        let has_message = self.has_message();
         let Engine { senders, readers, flushers, wakers, ended, .. } = self;
         if ended.is_some() {
             for line in [senders, readers, flushers] {
@@ -193,7 +209,7 @@ impl Engine {
             }
             return;
         }
-        if self.reading.as_ref().map_or_else(|| self.incoming.has_more(), Reading::is_done) {
+        if has_message {
             wakers.extend(readers.wake_first());
         }
         if mem::take(&mut self.has_new_room) {
@@ -206,7 +222,20 @@ impl Engine {
 
     pub(crate) fn take_effects(&mut self) -> Option<Effects> {
         let has_effects = !self.wakers.is_empty() || !self.freed.is_empty();
-        has_effects.then(|| Effects { wakers: mem::take(&mut self.wakers), freed: mem::take(&mut self.freed) })
+        has_effects.then(|| Effects {
+            wakers: mem::take(&mut self.wakers),
+            freed: (!self.freed.is_empty()).then(|| mem::take(&mut self.freed)),
+        })
+    }
+
+    /// Whether a task that receives will find something.
+    pub(crate) fn has_message(&self) -> bool {
+        self.reading.as_ref().map_or_else(|| self.incoming.has_more(), Reading::is_done)
+    }
+
+    /// The number of packets whose receives have to be posted again for the peer to be told now.
+    pub(crate) fn returns_wanted(&self) -> u32 {
+        if self.ended.is_some() { u32::MAX } else { self.flow.returns_until_update() }
     }
 
     /// Receives of these many packets are posted again.
@@ -236,7 +265,8 @@ impl Engine {
     }
 
     /// Whether this end has said that it sends no more, and the peer has all.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&mut self) -> bool {
+        self.take_completions();
         self.outgoing.has_finished() && self.has_all_acknowledged()
     }
 
@@ -244,7 +274,8 @@ impl Engine {
         matches!(self.try_flush(self.added()), Ok(Some(())))
     }
 
-    pub(crate) fn statistics(&self) -> Statistics {
+    pub(crate) fn statistics(&mut self) -> Statistics {
+        self.take_completions();
         Statistics { window: self.flow.window(), ..self.counts.statistics }
     }
 
@@ -288,6 +319,7 @@ impl Engine {
 
     /// All handles are gone.
     pub(crate) fn leave(&mut self) {
+        self.take_completions();
         if self.ended.is_none() {
             // Without room, or with unread offers, no end is sent, and the peer gets `Disconnected`.
             if !self.outgoing.has_offers() {
@@ -311,9 +343,22 @@ impl Engine {
         }
     }
 
-    /// Takes the completions of sends, which come in order.
-    fn take_completions(&mut self, context: &mut Context<'_>) {
+    /// Whether the engine has to run when the first send completes, and does not run yet.
+    ///
+    /// A packet that is sent alone, and for whose end nobody waits, needs no run of its own: its completion is taken when the reply
+    /// arrives.
+    fn wants_completions(&self) -> bool {
+        let outgoing = &self.outgoing;
+        let sleeps = !outgoing.sending.is_empty() && !outgoing.is_first_awaited;
+        let has_waiters = !(self.senders.is_empty() && self.flushers.is_empty());
+        sleeps && (outgoing.has_due() || has_waiters)
+    }
+
+    /// Takes the completions of sends, which come in order. The next one runs the engine.
+    pub(crate) fn take_completions(&mut self) {
         while let Some(first) = self.outgoing.sending.front_mut() {
+            self.outgoing.is_first_awaited = true;
+            let context = &mut Context::from_waker(&self.completions);
             let Poll::Ready(result) = Pin::new(&mut first.operation).poll(context) else { return };
             let Some(mut sent) = self.outgoing.sending.pop_front() else { return };
             self.flow.completed(sent.class);
@@ -323,7 +368,7 @@ impl Engine {
                 self.counts.acknowledge(&mut sent);
             } else {
                 // The peer may have ended the connection before its acknowledgement arrived, and have said that it has all.
-                let _ = self.take_packets(context);
+                let _ = self.take_packets();
                 self.acknowledge_taken(&mut sent);
             }
             match result {
@@ -352,8 +397,7 @@ impl Engine {
             return;
         }
         // The peer may have said why.
-        let waker = self.waker.clone();
-        let _ = self.take_packets(&mut Context::from_waker(&waker));
+        let _ = self.take_packets();
         let mut sending = mem::take(&mut self.outgoing.sending);
         sending.iter_mut().for_each(|sent| self.acknowledge_taken(sent));
         self.outgoing.sending = sending;
@@ -366,9 +410,9 @@ impl Engine {
     }
 
     /// Takes the packets that have arrived. Returns the reason if the connection has ended.
-    fn take_packets(&mut self, context: &mut Context<'_>) -> Option<rdma_async::Error> {
+    fn take_packets(&mut self) -> Option<rdma_async::Error> {
         while !self.incoming.is_deaf {
-            match self.incoming.receiver.poll_receive(context) {
+            match self.incoming.receiver.poll_receive(&mut Context::from_waker(&self.packets)) {
                 Poll::Pending => return None,
                 Poll::Ready(Ok(Some(packet))) => {
                     if let Err(violation) = self.arrive(packet) {

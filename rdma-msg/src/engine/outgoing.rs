@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use rdma_async::{OwnedOperation, SendOne, Threads};
 use rdma_pool::Budget;
@@ -21,6 +21,9 @@ use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, aligned, frame_
 
 /// Packets in flight from which on messages gather in the open packet.
 const FEW: u32 = 2;
+
+/// Buffers for control packets, answers and heartbeats.
+pub(crate) const CONTROL_BUFFERS: usize = 3;
 
 /// A part of a message is at least this long, in bytes. The last one may be shorter.
 const MIN_PART: usize = 64;
@@ -42,6 +45,8 @@ pub(super) struct Outgoing {
     max_buffers: u32,
     /// Packets in the send queue, in order.
     pub(super) sending: VecDeque<Sent>,
+    /// Whether the completion of the first one runs the engine. That takes the completions of all.
+    pub(super) is_first_awaited: bool,
     /// Memory that the peer was offered and has not read.
     offers: VecDeque<ReadableRegion>,
     /// Whether the parts so far are to be cancelled.
@@ -97,6 +102,7 @@ impl Outgoing {
             // One for each packet in flight, and the open one.
             max_buffers: sends + 1,
             sending: VecDeque::with_capacity(sends as usize + 1),
+            is_first_awaited: false,
             cancel_due: false,
             finish_due: false,
             has_finished: false,
@@ -117,6 +123,12 @@ impl Outgoing {
     /// The memory of all offers that are not answered.
     pub(super) fn take_offers(&mut self) -> impl Iterator<Item = ReadableRegion> {
         self.offers.drain(..)
+    }
+
+    /// Whether something is to be sent, or a control packet is in the send queue, for which others may have to wait.
+    pub(super) fn has_due(&self) -> bool {
+        let finishes = self.finish_due && !self.has_finished;
+        self.has_frames() || self.cancel_due || finishes || self.control.len() < CONTROL_BUFFERS
     }
 
     /// Whether the open packet has frames.
@@ -140,9 +152,9 @@ impl Outgoing {
         }
     }
 
-    /// Whether it has buffers that an idle connection does not need.
-    pub(super) fn has_surplus(&self) -> bool {
-        self.spare.len() > usize::from(self.open.is_none())
+    /// Whether it has buffers that an idle connection does not need, or packets that may have been sent.
+    pub(super) fn may_have_surplus(&self) -> bool {
+        self.spare.len() > usize::from(self.open.is_none()) || (!self.sending.is_empty() && !self.is_first_awaited)
     }
 
     /// Takes these buffers.
@@ -478,9 +490,10 @@ impl Engine {
         // A packet is never longer than its buffer.
         let _ = buffer.set_len(len);
         let mut operation = self.connection.send_owned(buffer);
-        match Pin::new(&mut operation).poll(&mut Context::from_waker(&self.waker)) {
+        match Pin::new(&mut operation).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => {
                 let number = self.flow.sent();
+                self.outgoing.is_first_awaited &= !self.outgoing.sending.is_empty();
                 self.outgoing.sending.push_back(Sent { operation, class, messages, number, is_acknowledged: false });
             }
             Poll::Ready(Ok(buffer)) => {
@@ -492,6 +505,8 @@ impl Engine {
                 self.counts.completed += 1;
                 self.flow.completed(class);
                 self.freed.buffers.extend(failed.buffer);
+                // Earlier packets may have completed.
+                self.take_completions();
                 self.fail(failed.error);
             }
         }

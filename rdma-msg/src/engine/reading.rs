@@ -102,8 +102,7 @@ impl Engine {
         let whole = if is_in_place { Some(Long::default()) } else { Long::with_capacity(memory.len as usize) };
         let whole = whole.ok_or(Violation::TooLong)?;
         self.reading = Some(Reading { memory, at: 0, is_in_place, whole, step: Step::Memory(wait) });
-        let waker = self.waker.clone();
-        self.advance_reading(&mut Context::from_waker(&waker));
+        self.advance_reading();
         Ok(())
     }
 
@@ -114,9 +113,10 @@ impl Engine {
         Some((message, copied))
     }
 
-    pub(super) fn advance_reading(&mut self, context: &mut Context<'_>) {
+    pub(super) fn advance_reading(&mut self) {
         let error = loop {
-            let Engine { reading: Some(reading), connection, .. } = self else { return };
+            let Engine { reading: Some(reading), connection, completions, .. } = self else { return };
+            let context = &mut Context::from_waker(completions);
             match &mut reading.step {
                 Step::Memory(memory) => match memory.as_mut().poll(context) {
                     Poll::Pending => return,

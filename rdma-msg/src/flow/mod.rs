@@ -305,6 +305,14 @@ impl Flow {
         self.untold() >= self.window.div_ceil(2) || (has_none && self.untold() != 0)
     }
 
+    /// Receives that have to be posted again before an update can be due; at least 1.
+    pub(crate) fn returns_until_update(&self) -> u32 {
+        let until_half = self.window.div_ceil(2).saturating_sub(self.untold());
+        let until_last = if self.has_ended { self.unreturned() } else { u32::MAX };
+        let has_none = self.told.data == self.received.data;
+        if has_none { 1 } else { until_half.min(until_last).max(1) }
+    }
+
     /// Whether to tell the peer that all its data was taken.
     fn is_last_update_due(&self) -> bool {
         self.has_ended && self.returned == self.received.data && self.untold() != 0

@@ -308,7 +308,11 @@ impl Case {
                 }
                 own.kept -= 1;
                 own.posted += 1;
+                let until_update = own.flow.returns_until_update();
                 own.flow.returned();
+                // So the engine need not look before.
+                assert!(until_update == 1 || own.flow.clone().update().is_none());
+                assert!(own.flow.returns_until_update() >= until_update - 1);
             }
             Event::Read => {
                 own.to_read = own.to_read.checked_sub(1)?;
