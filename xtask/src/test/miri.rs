@@ -82,7 +82,7 @@ const LONG: [Long; 2] = [
             "window_regions::",
         ],
         // Most topics have tests over the fake provider as well, and all tests would take half of the time of the full tests.
-        one_of: 2,
+        one_of: 3,
     },
 ];
 
