@@ -20,13 +20,13 @@ use crate::{Result, Sharing, Threads, coop};
 /// While tasks keep as many messages as the connection has [receives](crate::Connector::receives), the peer has to wait.
 /// To keep the bytes longer, copy them: `message.to_vec()`.
 pub struct Message<S: Sharing = Threads> {
-    /// `None` only while it is being dropped.
     buffer: Option<Buffer>,
     immediate: Option<u32>,
     invalidated: Option<u32>,
     /// Bytes that the peer has written to other memory.
     written: Option<u32>,
-    queue: S::Rc<Queue<S>>,
+    /// `None` once the receive is posted again.
+    queue: Option<S::Rc<Queue<S>>>,
     key: EndpointKey,
 }
 
@@ -35,7 +35,7 @@ impl<S: Sharing> Message<S> {
     pub(crate) fn new(queue: S::Rc<Queue<S>>, key: EndpointKey, done: Completion) -> Self {
         let (immediate, invalidated) = (done.imm(), done.invalidated_rkey());
         let written = (done.operation == Operation::ReceiveWrite).then_some(done.byte_len);
-        Message { buffer: done.buffer, immediate, invalidated, written, queue, key }
+        Message { buffer: done.buffer, immediate, invalidated, written, queue: Some(queue), key }
     }
 
     /// The immediate data that the peer has sent.
@@ -57,8 +57,16 @@ impl<S: Sharing> Message<S> {
         self.written
     }
 
-    fn give_back(&mut self, buffer: Option<Buffer>) {
-        self.queue.give_back(self.key, buffer);
+    /// Posts the receive again, as a drop of the message does. Returns its memory if the connection no longer needs it.
+    ///
+    /// For callers that hold a lock. Dropping memory wakes tasks that wait for it, and their wakers may take that lock.
+    pub fn repost(mut self) -> Option<Buffer> {
+        self.give_back()
+    }
+
+    fn give_back(&mut self) -> Option<Buffer> {
+        let buffer = self.buffer.take();
+        self.queue.take()?.give_back(self.key, buffer)
     }
 }
 
@@ -87,8 +95,7 @@ impl From<Message> for bytes::Bytes {
 
 impl<S: Sharing> Drop for Message<S> {
     fn drop(&mut self) {
-        let buffer = self.buffer.take();
-        self.give_back(buffer);
+        self.give_back();
     }
 }
 

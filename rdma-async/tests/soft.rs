@@ -198,6 +198,22 @@ async fn readers_that_keep_messages_hold_the_sender_back() {
     }
 }
 
+#[tokio::test]
+async fn the_memory_of_a_message_goes_back_to_its_connection_while_there_is_one() {
+    let _watchdog = soft0();
+    let (client, server) = connected(Connector::new().unwrap()).await;
+    let mut messages = Vec::new();
+    for text in [b"first", b"other"] {
+        client.send(client.buffer_of(text).await.unwrap()).await.unwrap();
+        messages.push(soon(server.receive()).await.unwrap().unwrap());
+    }
+    let [first, other] = messages.try_into().unwrap();
+    assert!(first.repost().is_none());
+    assert_eq!(server.messages_kept(), 1);
+    soon(server.close()).await;
+    assert_eq!(other.repost().as_deref(), Some(&b"other"[..]));
+}
+
 #[test]
 fn the_end_of_the_runtime_ends_operations() {
     let _watchdog = soft0();

@@ -334,7 +334,7 @@ impl<H: AsRef<Handle>> Waiting<H> {
         };
         let shared = &handle.as_ref().0.shared;
         let (mut result, mut unused) = (Poll::Pending, None);
-        // A task that is likely to wait makes only the second attempt.
+        // If there is probably no message, skip the attempt without a waker.
         if !matches!(waits, Waits::ToReceive) || shared.may_have_message() {
             (result, unused) = shared.with_if(|engine| attempt(engine, &mut None), |(result, _)| result.is_ready());
         }

@@ -46,9 +46,9 @@
 //!
 //! A connection has registered memory for its [`window`](Connector::window) and for six control packets: 22 times 20 KiB by
 //! default. While it sends, it also has up to [`sends`](Connector::sends) + 1 packets. When it is idle, it keeps one of them. So
-//! with default options it has 460 KiB when idle, and at most 780 KiB. A message that arrives in parts also takes its length in
-//! memory, at most [`max_message`](Connector::max_message). Of this memory, the process keeps up to 16 MiB for the next messages.
-//! Copies for a program that keeps messages have a [budget](Connector::copy_budget).
+//! with default options it has 460 KiB when idle, and at most 780 KiB. A message that arrives in parts, of at
+//! most [`max_message`](Connector::max_message), also takes up to twice its length. Of this memory, the process keeps up to 16 MiB
+//! for the next messages. Copies for a program that keeps messages have a [budget](Connector::copy_budget).
 //!
 //! For many connections, [share the receives](SharedReceives) and choose smaller packets. A connection that is idle then has seven
 //! packets, for example 28 KiB.

@@ -3,6 +3,7 @@
 //! An allocator gives long allocations back to the system, so each message would cost a page fault for each of its pages. That
 //! takes longer than the copy. So the process keeps some of this memory for the next messages.
 
+use std::collections::VecDeque;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard};
@@ -13,16 +14,19 @@ const KEPT: (usize, usize) = (16 << 10, 4 << 20);
 /// Bytes that are kept in total, at most.
 const MOST: usize = 16 << 20;
 
-/// Memory is taken for a message of at least this part of its length.
-const FIT: usize = 4;
+/// Most pieces of memory that are kept.
+const PIECES: usize = 64;
 
-/// Memory that waits for the next messages.
+/// Spare memory is used if it is at most this many times as long as the message.
+const FIT: usize = 2;
+
+/// Memory that waits for the next messages, the oldest first.
 struct Spares {
-    all: Vec<Vec<u8>>,
+    all: VecDeque<Vec<u8>>,
     bytes: usize,
 }
 
-static SPARES: Mutex<Spares> = Mutex::new(Spares { all: Vec::new(), bytes: 0 });
+static SPARES: Mutex<Spares> = Mutex::new(Spares { all: VecDeque::new(), bytes: 0 });
 
 /// The spare memory. `None` while another thread has locked it: waiting would cost more than an allocation, and a forked child
 /// would wait for ever if it was locked at the fork.
@@ -57,18 +61,18 @@ impl Spares {
         let fitting = self.all.iter().map(Vec::capacity).enumerate().filter(|(_, capacity)| fits.contains(capacity));
         let (at, capacity) = fitting.min_by_key(|(_, capacity)| *capacity)?;
         self.bytes -= capacity;
-        Some(self.all.swap_remove(at))
+        self.all.remove(at)
     }
 
-    /// Keeps memory if there is room for it. Otherwise returns it.
-    fn keep(&mut self, mut bytes: Vec<u8>) -> Option<Vec<u8>> {
-        if self.bytes + bytes.capacity() > MOST {
-            return Some(bytes);
-        }
+    /// Keeps memory. Frees the oldest if there is too much.
+    fn keep(&mut self, mut bytes: Vec<u8>) {
         bytes.clear();
         self.bytes += bytes.capacity();
-        self.all.push(bytes);
-        None
+        self.all.push_back(bytes);
+        while self.bytes > MOST || self.all.len() > PIECES {
+            let Some(oldest) = self.all.pop_front() else { return };
+            self.bytes -= oldest.capacity();
+        }
     }
 }
 
@@ -95,12 +99,11 @@ impl DerefMut for Long {
 impl Drop for Long {
     fn drop(&mut self) {
         let bytes = mem::take(&mut self.0);
-        if (KEPT.0..=KEPT.1).contains(&bytes.capacity()) {
-            // What is not kept is freed without the lock.
-            let _not_kept = match spares() {
-                Some(mut spares) => spares.keep(bytes),
-                None => Some(bytes),
-            };
+        if !(KEPT.0..=KEPT.1).contains(&bytes.capacity()) {
+            return;
+        }
+        if let Some(mut spares) = spares() {
+            spares.keep(bytes);
         }
     }
 }
@@ -110,10 +113,8 @@ mod tests {
     use super::*;
 
     fn spares(capacities: &[usize]) -> Spares {
-        let mut spares = Spares { all: Vec::new(), bytes: 0 };
-        for capacity in capacities {
-            assert!(spares.keep(Vec::with_capacity(*capacity)).is_none());
-        }
+        let mut spares = Spares { all: VecDeque::new(), bytes: 0 };
+        capacities.iter().for_each(|capacity| spares.keep(Vec::with_capacity(*capacity)));
         spares
     }
 
@@ -123,25 +124,27 @@ mod tests {
 
     #[test]
     fn the_shortest_memory_that_fits_is_taken() {
-        let mut spares = spares(&[400, 100, 200, 150]);
-        assert_eq!(spares.bytes, 850);
+        let mut spares = spares(&[240, 100, 200, 150]);
+        assert_eq!(spares.bytes, 690);
         assert_eq!(capacity(spares.take(120)), Some(150));
         assert_eq!(capacity(spares.take(120)), Some(200));
-        assert_eq!(capacity(spares.take(120)), Some(400));
+        assert_eq!(capacity(spares.take(120)), Some(240));
         assert_eq!(capacity(spares.take(120)), None, "too short");
-        assert_eq!(capacity(spares.take(24)), None, "far too long");
-        assert_eq!(capacity(spares.take(25)), Some(100));
+        assert_eq!(capacity(spares.take(49)), None, "too long");
+        assert_eq!(capacity(spares.take(50)), Some(100));
         assert_eq!((spares.bytes, spares.all.len()), (0, 0));
     }
 
     #[test]
     fn no_more_than_the_limit_is_kept_and_no_bytes_of_a_message() {
-        let mut spares = spares(&[MOST - 10]);
-        assert!(spares.keep(Vec::with_capacity(11)).is_some());
-        let mut used = Vec::with_capacity(10);
+        let mut spares = spares(&[MOST - 10, 10]);
+        let mut used = Vec::with_capacity(11);
         used.push(1);
-        assert!(spares.keep(used).is_none());
-        assert!(spares.take(10).is_some_and(|taken| taken.is_empty()));
+        spares.keep(used);
+        assert_eq!((spares.bytes, spares.all.len()), (21, 2), "the oldest is freed");
+        assert!(spares.take(11).is_some_and(|taken| taken.is_empty()));
+        (0..2 * PIECES).for_each(|_| spares.keep(Vec::with_capacity(1)));
+        assert_eq!((spares.bytes, spares.all.len()), (PIECES, PIECES));
     }
 
     #[test]

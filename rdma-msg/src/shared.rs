@@ -13,8 +13,7 @@ use crate::engine::{Effects, Engine};
 /// What the handles of a channel share.
 ///
 /// The engine is run by the thread that has something for it: a task that sends or receives, the driver of the connection when it
-/// wakes the engine's waker, or a thread that drops a message. So credits and acknowledgements do not wait for a task of the
-/// program.
+/// wakes one of the engine's wakers, or a thread that drops a message. So credits do not wait for a task of the program.
 pub(crate) struct Shared {
     /// `None` only while it is dropped.
     engine: Mutex<Option<Box<Engine>>>,
@@ -23,7 +22,7 @@ pub(crate) struct Shared {
     news: AtomicU8,
     /// Packets whose receives are posted again, and which the engine has not counted yet.
     returned: AtomicU32,
-    /// The number of these packets for which to run the engine.
+    /// Run the engine once `returned` is at least this.
     wanted: AtomicU32,
     /// Whether there was a message when the engine was used last.
     has_message: AtomicBool,
@@ -100,7 +99,7 @@ impl Shared {
         self.with_if(f, |_| true)
     }
 
-    /// Like [`Shared::with`], but leaves what the engine has to do to the next call unless the result `is_last`.
+    /// Like [`Shared::with`]. Unless the result `is_last`, nothing is sent and no task is woken: call [`Shared::with`] right after.
     pub(crate) fn with_if<R>(&self, f: impl FnOnce(&mut Engine) -> R, is_last: impl FnOnce(&R) -> bool) -> R {
         let mut guard = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = guard.as_mut().expect("only the drop takes it");

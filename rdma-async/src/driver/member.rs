@@ -50,6 +50,10 @@ pub(crate) struct Member<S: Sharing> {
     pub(crate) kept: u32,
     /// Why the connection takes no more work.
     pub(crate) ended: Option<Ended>,
+    /// Whether the peer has sent more than was reserved.
+    has_exceeded: bool,
+    /// Whether the queue pair was stopped for that.
+    is_stopped: bool,
     /// Set when this side closes the connection: the time by which operations in flight have to complete.
     pub(crate) drain_until: Option<Instant>,
     /// Tasks that wait until the connection is gone.
@@ -127,6 +131,8 @@ impl<S: Sharing> Member<S> {
             groups: Vec::new(),
             kept: 0,
             ended: None,
+            has_exceeded: false,
+            is_stopped: false,
             drain_until: None,
             closers: Vec::new(),
         }
@@ -195,7 +201,7 @@ impl<S: Sharing> Member<S> {
 
     /// The number of reserved receives has changed.
     pub(crate) fn set_limit(&mut self) {
-        if !matches!(self.ended, Some(Ended::Exceeded)) {
+        if !self.has_exceeded {
             self.limit = self.receives.limit();
         }
     }
@@ -207,7 +213,13 @@ impl<S: Sharing> Member<S> {
     pub(crate) fn exceed(&mut self, message: Completion, effects: &mut Effects) {
         effects.drop_buffers(message.buffer.and_then(|buffer| self.receives.post_shared(buffer)));
         self.limit = 0;
+        self.has_exceeded = true;
         self.end(&Ended::Exceeded, effects);
+    }
+
+    /// Whether to stop the queue pair. The caller does that.
+    pub(crate) fn begin_stop(&mut self) -> bool {
+        self.has_exceeded && !mem::replace(&mut self.is_stopped, true)
     }
 
     /// Number of operations that can be posted before the send queue is full.

@@ -211,10 +211,10 @@ impl<S: Sharing> Queue<S> {
         queues.fold(buffer, |buffer, queue| queue.post_orphan(buffer?))
     }
 
-    /// Posts the buffer of a message again.
-    pub(crate) fn give_back(&self, key: EndpointKey, buffer: Option<Buffer>) {
+    /// Posts the buffer of a message again. Returns it if it is not needed.
+    pub(crate) fn give_back(&self, key: EndpointKey, buffer: Option<Buffer>) -> Option<Buffer> {
         if self.events.is_inherited() {
-            return;
+            return buffer;
         }
         let mut is_orphan = false;
         let unused = S::with(&self.state, |state| {
@@ -236,7 +236,7 @@ impl<S: Sharing> Queue<S> {
                 Err(rejected) => rejected.buffer,
             }
         });
-        drop(if is_orphan { self.post_orphan(unused) } else { unused });
+        if is_orphan { self.post_orphan(unused) } else { unused }
     }
 
     /// Takes completions, at most [`BATCH`], and wakes the tasks. Returns their number.

@@ -329,8 +329,10 @@ impl<S: Sharing> State<S> {
     fn stop_exceeded(&mut self) {
         self.exceeded_before = self.counts.exceeded;
         let State { set, members, .. } = self;
-        let has_exceeded = |member: &&mut Box<Member<S>>| matches!(member.ended, Some(Ended::Exceeded));
-        for member in members.iter_mut().flatten().filter(has_exceeded) {
+        for member in members.iter_mut().flatten() {
+            if !member.begin_stop() {
+                continue;
+            }
             if let Some(mut endpoint) = set.endpoint(member.key) {
                 // If the device refuses, the peer can go on until the connection is dropped.
                 let _ = endpoint.stop();

@@ -226,10 +226,7 @@ impl Engine {
         }
         match taken {
             // An offer is being read.
-            Ok((Taken::Nothing | Taken::Offer(_), _)) => {
-                self.counts.statistics.starved += u64::from(self.kept() >= self.flow.window());
-                self.ended_or(None)
-            }
+            Ok((Taken::Nothing | Taken::Offer(_), _)) => self.ended_or(None),
             Ok((Taken::End, _)) => Ok(Some(None)),
             Ok((Taken::Message(message), copied)) => {
                 self.counts.statistics.messages_received += 1;
@@ -250,6 +247,11 @@ impl Engine {
 }
 
 impl Engine {
+    /// Whether the program keeps messages of all packets, so that the peer cannot send.
+    pub(super) fn is_starved(&self) -> bool {
+        self.kept() >= self.flow.window()
+    }
+
     /// Packets of which the program keeps messages.
     fn kept(&self) -> u32 {
         self.flow.unreturned().saturating_sub(self.incoming.packets.len() as u32)

@@ -166,6 +166,8 @@ impl Engine {
         let end = if news.has(News::PACKETS) { self.take_packets() } else { None };
         if news.has(News::COMPLETIONS) || end.is_some() {
             self.take_completions();
+        } else {
+            self.take_done();
         }
         if let Some(error) = end {
             self.fail(error);
@@ -192,8 +194,10 @@ impl Engine {
     pub(crate) fn settle(&mut self) {
         if self.ended.is_none() {
             self.send_due();
-            if self.wants_completions() {
-                self.take_completions();
+        }
+        while self.ended.is_none() && self.wants_completions() {
+            self.take_completions();
+            if self.ended.is_none() {
                 self.send_due();
             }
         }
@@ -233,7 +237,7 @@ impl Engine {
         self.reading.as_ref().map_or_else(|| self.incoming.has_more(), Reading::is_done)
     }
 
-    /// The number of packets whose receives have to be posted again for the peer to be told now.
+    /// How many more receives must be posted again before the peer has to be told.
     pub(crate) fn returns_wanted(&self) -> u32 {
         if self.ended.is_some() { u32::MAX } else { self.flow.returns_until_update() }
     }
@@ -254,6 +258,8 @@ impl Engine {
     /// A task has to wait. Returns its place, and a waker to drop.
     pub(crate) fn wait(&mut self, waits: Waits, place: Option<Place>, waker: Option<Waker>) -> (Place, Option<Waker>) {
         self.counts.statistics.waits += u64::from(place.is_none());
+        let is_starved = place.is_none() && matches!(waits, Waits::ToReceive) && self.is_starved();
+        self.counts.statistics.starved += u64::from(is_starved);
         self.line(waits).wait(place, waker)
     }
 
@@ -343,10 +349,9 @@ impl Engine {
         }
     }
 
-    /// Whether the engine has to run when the first send completes, and does not run yet.
+    /// Whether the engine has to run when the first send completes, and nothing is registered for that yet.
     ///
-    /// A packet that is sent alone, and for whose end nobody waits, needs no run of its own: its completion is taken when the reply
-    /// arrives.
+    /// One or two packets for whose completion nobody waits need no run of their own: it is taken when the reply arrives.
     fn wants_completions(&self) -> bool {
         let outgoing = &self.outgoing;
         let sleeps = !outgoing.sending.is_empty() && !outgoing.is_first_awaited;
@@ -354,11 +359,17 @@ impl Engine {
         sleeps && (outgoing.has_due() || has_waiters)
     }
 
-    /// Takes the completions of sends, which come in order. The next one runs the engine.
+    /// Takes the completions of sends. The next one runs the engine.
     pub(crate) fn take_completions(&mut self) {
+        self.outgoing.is_first_awaited = true;
+        self.take_done();
+    }
+
+    /// Takes the completions of sends, which come in order.
+    fn take_done(&mut self) {
         while let Some(first) = self.outgoing.sending.front_mut() {
-            self.outgoing.is_first_awaited = true;
-            let context = &mut Context::from_waker(&self.completions);
+            let waker = if self.outgoing.is_first_awaited { &self.completions } else { Waker::noop() };
+            let context = &mut Context::from_waker(waker);
             let Poll::Ready(result) = Pin::new(&mut first.operation).poll(context) else { return };
             let Some(mut sent) = self.outgoing.sending.pop_front() else { return };
             self.flow.completed(sent.class);
@@ -407,6 +418,8 @@ impl Engine {
             None => error.into(),
         };
         self.end(reason);
+        // A message that was read before the end comes before the error.
+        self.advance_reading();
     }
 
     /// Takes the packets that have arrived. Returns the reason if the connection has ended.
@@ -433,33 +446,49 @@ impl Engine {
         None
     }
 
+    /// Posts the receive of a packet again, before the peer is told of it.
+    fn repost(&mut self, packet: rdma_async::Message) {
+        self.freed.buffers.extend(packet.repost());
+    }
+
+    fn refuse(&mut self, packet: rdma_async::Message, violation: Violation) -> Result<(), Violation> {
+        self.repost(packet);
+        Err(violation)
+    }
+
     fn arrive(&mut self, packet: rdma_async::Message) -> Result<(), Violation> {
-        let (class, counts) = crate::wire::decode_header(&packet)?;
         self.counts.arrived += 1;
+        let (class, counts) = match crate::wire::decode_header(&packet) {
+            Ok(header) => header,
+            Err(violation) => return self.refuse(packet, violation),
+        };
         match class {
             Class::Data => {
-                self.flow.received(counts)?;
+                if let Err(violation) = self.flow.received(counts) {
+                    return self.refuse(packet, violation);
+                }
                 self.grow();
                 self.counts.statistics.packets_received += 1;
                 self.incoming.push(packet);
             }
             Class::Abort => {
-                let (code, reason) = crate::wire::decode_abort_packet(&packet)?;
-                drop(packet);
+                let decoded = crate::wire::decode_abort_packet(&packet);
+                let aborted = decoded.map(|(code, reason)| Error::Aborted { code, reason: reason.into() });
+                self.repost(packet);
+                let aborted = aborted?;
                 self.flow.updated(counts)?;
-                self.incoming.abort(Error::Aborted { code, reason: reason.into() });
+                self.incoming.abort(aborted);
             }
             Class::Waiver => {
-                let count = crate::wire::decode_waiver(&packet)?;
-                // Its receive is posted again before the peer is told.
-                drop(packet);
+                let count = crate::wire::decode_waiver(&packet);
+                self.repost(packet);
+                let count = count?;
                 self.flow.waived(counts, count)?;
                 self.connection.release_receives(count);
             }
             Class::Control | Class::Answer | Class::Heartbeat => {
                 let is_alone = packet.len() == crate::wire::HEADER;
-                // Its receive is posted again before the peer is told.
-                drop(packet);
+                self.repost(packet);
                 match class {
                     Class::Control => self.flow.updated(counts)?,
                     Class::Heartbeat => self.flow.heartbeat_received(counts)?,

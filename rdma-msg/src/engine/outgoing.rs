@@ -45,7 +45,7 @@ pub(super) struct Outgoing {
     max_buffers: u32,
     /// Packets in the send queue, in order.
     pub(super) sending: VecDeque<Sent>,
-    /// Whether the completion of the first one runs the engine. That takes the completions of all.
+    /// Whether the first one has the engine's waker. Otherwise nothing runs when it completes.
     pub(super) is_first_awaited: bool,
     /// Memory that the peer was offered and has not read.
     offers: VecDeque<ReadableRegion>,
@@ -125,7 +125,7 @@ impl Outgoing {
         self.offers.drain(..)
     }
 
-    /// Whether something is to be sent, or a control packet is in the send queue, for which others may have to wait.
+    /// Whether something waits to be sent, or a control packet is in flight, whose buffer the next one needs.
     pub(super) fn has_due(&self) -> bool {
         let finishes = self.finish_due && !self.has_finished;
         self.has_frames() || self.cancel_due || finishes || self.control.len() < CONTROL_BUFFERS
@@ -152,7 +152,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether it has buffers that an idle connection does not need, or packets that may have been sent.
+    /// Whether it has buffers that an idle connection does not need, or packets whose completion nobody awaits.
     pub(super) fn may_have_surplus(&self) -> bool {
         self.spare.len() > usize::from(self.open.is_none()) || (!self.sending.is_empty() && !self.is_first_awaited)
     }
@@ -205,6 +205,17 @@ impl Outgoing {
 }
 
 impl Engine {
+    /// Space in the open packet in bytes. `None` if there is no buffer for a packet.
+    fn space(&mut self) -> Option<usize> {
+        let space = self.outgoing.space(self.connection.pool());
+        if space.is_some() {
+            return space;
+        }
+        // Earlier packets may have completed.
+        self.take_done();
+        self.outgoing.space(self.connection.pool())
+    }
+
     /// Sends a message, or as much of it as there is room for. `None` until the message is complete.
     ///
     /// The caller must be the first in line.
@@ -219,7 +230,7 @@ impl Engine {
         }
         let is_long = frame_len(len) > capacity;
         loop {
-            let Some(space) = self.outgoing.space(self.connection.pool()) else { return Ok(None) };
+            let Some(space) = self.space() else { return Ok(None) };
             let needed = match (is_long, progress.has_begun) {
                 (false, _) => frame_len(len),
                 (true, false) => frame_len(LONG),
@@ -305,7 +316,7 @@ impl Engine {
         self.check_open()?;
         let mut written = 0;
         while written < payload.len() {
-            let Some(space) = self.outgoing.space(self.connection.pool()) else { break };
+            let Some(space) = self.space() else { break };
             if space <= FRAME {
                 if !self.send_open() {
                     break;
@@ -381,6 +392,7 @@ impl Engine {
 
     /// Ends the connection with a code and a reason. Unsent messages are discarded.
     pub(crate) fn abort(&mut self, code: u32, reason: &str) {
+        self.take_completions();
         if self.ended.is_some() {
             return;
         }
@@ -423,7 +435,7 @@ impl Engine {
     /// Adds a frame to the open packet or to a new one. False if there is no room.
     fn place(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         loop {
-            match self.outgoing.space(self.connection.pool()) {
+            match self.space() {
                 Some(space) if frame_len(len) <= space => break,
                 Some(_) if self.send_open() => {}
                 _ => return false,
@@ -475,6 +487,13 @@ impl Engine {
     pub(super) fn send_open(&mut self) -> bool {
         if !self.outgoing.has_frames() {
             return false;
+        }
+        if self.flow.room() == 0 {
+            // Earlier packets may have completed.
+            self.take_done();
+            if self.ended.is_some() {
+                return false;
+            }
         }
         let Some(counts) = self.flow.send() else { return false };
         let Some(Open { buffer, used, messages }) = mem::take(&mut self.outgoing.open) else { return false };

@@ -89,6 +89,8 @@ impl Engine {
     pub(super) fn begin_reading(&mut self, memory: RemoteMemory) -> Result<(), Violation> {
         let pool = self.connection.pool().clone();
         let is_short = memory.len <= IN_PLACE;
+        let whole = if is_short { Some(Long::default()) } else { Long::with_capacity(memory.len as usize) };
+        let whole = whole.ok_or(Violation::TooLong)?;
         let mut len = if is_short { memory.len } else { CHUNK } as usize;
         let wait: Memory = loop {
             match pool.try_get(Budget::Bulk, len) {
@@ -99,8 +101,6 @@ impl Engine {
             }
         };
         let is_in_place = is_short && len as u64 == memory.len;
-        let whole = if is_in_place { Some(Long::default()) } else { Long::with_capacity(memory.len as usize) };
-        let whole = whole.ok_or(Violation::TooLong)?;
         self.reading = Some(Reading { memory, at: 0, is_in_place, whole, step: Step::Memory(wait) });
         self.advance_reading();
         Ok(())
@@ -140,8 +140,8 @@ impl Engine {
             }
         };
         // A message is lost, so later ones must not be delivered.
-        self.fail(error);
         self.freed.readings.extend(self.reading.take());
+        self.fail(error);
         self.freed.packets.extend(self.incoming.clear());
     }
 }

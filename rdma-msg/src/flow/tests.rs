@@ -310,7 +310,7 @@ impl Case {
                 own.posted += 1;
                 let until_update = own.flow.returns_until_update();
                 own.flow.returned();
-                // So the engine need not look before.
+                // An engine that does not look before then misses no update.
                 assert!(until_update == 1 || own.flow.clone().update().is_none());
                 assert!(own.flow.returns_until_update() >= until_update - 1);
             }
