@@ -1,6 +1,6 @@
 //! What the handles of a channel share, and how its engine is run.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::task::{Wake, Waker};
@@ -99,7 +99,8 @@ impl Shared {
         self.with_if(f, |_| true)
     }
 
-    /// Like [`Shared::with`]. Unless the result `is_last`, nothing is sent and no task is woken: call [`Shared::with`] right after.
+    /// Like [`Shared::with`]. Unless the result `is_last`, what is due is not sent, and no task is woken: call [`Shared::with`]
+    /// then.
     pub(crate) fn with_if<R>(&self, f: impl FnOnce(&mut Engine) -> R, is_last: impl FnOnce(&R) -> bool) -> R {
         let mut guard = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = guard.as_mut().expect("only the drop takes it");
@@ -189,11 +190,14 @@ impl Shared {
 /// Frees memory and wakes tasks. Both can run code of the user.
 fn run(effects: Option<Effects>) {
     let Some(Effects { wakers, freed }) = effects else { return };
-    // First, so that a task that waits for it finds its memory free.
-    drop(freed);
+    // First, so that a task that waits for it finds its memory free. If that panics, tasks are woken all the same.
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(freed)));
     for waker in wakers.into_all() {
         // A waker that panics keeps no other task from going on.
         let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+    }
+    if let Err(panic) = dropped {
+        resume_unwind(panic);
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Member<S: Sharing> {
     /// Whether the peer has sent more than was reserved.
     has_exceeded: bool,
     /// Whether the queue pair was stopped for that.
-    is_stopped: bool,
+    pub(crate) is_stopped: bool,
     /// Set when this side closes the connection: the time by which operations in flight have to complete.
     pub(crate) drain_until: Option<Instant>,
     /// Tasks that wait until the connection is gone.
@@ -217,9 +217,9 @@ impl<S: Sharing> Member<S> {
         self.end(&Ended::Exceeded, effects);
     }
 
-    /// Whether to stop the queue pair. The caller does that.
-    pub(crate) fn begin_stop(&mut self) -> bool {
-        self.has_exceeded && !mem::replace(&mut self.is_stopped, true)
+    /// Whether to stop the queue pair.
+    pub(crate) fn is_to_stop(&self) -> bool {
+        self.has_exceeded && !self.is_stopped
     }
 
     /// Number of operations that can be posted before the send queue is full.

@@ -330,12 +330,9 @@ impl<S: Sharing> State<S> {
         self.exceeded_before = self.counts.exceeded;
         let State { set, members, .. } = self;
         for member in members.iter_mut().flatten() {
-            if !member.begin_stop() {
-                continue;
-            }
-            if let Some(mut endpoint) = set.endpoint(member.key) {
-                // If the device refuses, the peer can go on until the connection is dropped.
-                let _ = endpoint.stop();
+            if member.is_to_stop() {
+                // If the device refuses, the next message of the peer leads here again.
+                member.is_stopped = set.endpoint(member.key).is_none_or(|mut endpoint| endpoint.stop().is_ok());
             }
         }
     }

@@ -58,6 +58,14 @@ enum Taken {
 }
 
 impl Shareable {
+    /// Whether no message is in it.
+    fn is_unused(&self) -> bool {
+        match self {
+            Shareable::Alone(_) => true,
+            Shareable::Shared(packet) => Arc::strong_count(packet) == 1,
+        }
+    }
+
     fn bytes(&self) -> &[u8] {
         match self {
             Shareable::Alone(packet) => packet.bytes(),
@@ -254,7 +262,8 @@ impl Engine {
 
     /// Packets of which the program keeps messages.
     fn kept(&self) -> u32 {
-        self.flow.unreturned().saturating_sub(self.incoming.packets.len() as u32)
+        let spent = self.freed.packets.iter().filter(|arrived| arrived.packet.is_unused()).count();
+        self.flow.unreturned().saturating_sub((self.incoming.packets.len() + spent) as u32)
     }
 
     /// Copies a message if the program keeps so many that its peer could soon no longer send.

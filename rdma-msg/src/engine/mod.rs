@@ -305,6 +305,8 @@ impl Engine {
             return;
         }
         self.ended = Some(reason);
+        // A message that was read before comes before the error, and none comes after it.
+        self.advance_reading();
         self.free_memory();
         // The peer shall not wait for a program that does not look.
         self.close_connection();
@@ -341,8 +343,7 @@ impl Engine {
     /// Frees the memory that the end of the channel leaves.
     fn free_memory(&mut self) {
         self.freed.regions.extend(self.outgoing.take_offers());
-        // It must not get memory of the pool for which others wait.
-        if let Some(reading) = self.reading.take_if(|reading| reading.waits_for_memory()) {
+        if let Some(reading) = self.reading.take_if(|reading| !reading.is_done()) {
             self.freed.readings.push(reading);
             // A message is lost, so later ones must not be delivered.
             self.freed.packets.extend(self.incoming.clear());
@@ -359,7 +360,7 @@ impl Engine {
         sleeps && (outgoing.has_due() || has_waiters)
     }
 
-    /// Takes the completions of sends. The next one runs the engine.
+    /// Takes the completions of sends. If there are more to come, the next one runs the engine.
     pub(crate) fn take_completions(&mut self) {
         self.outgoing.is_first_awaited = true;
         self.take_done();
@@ -418,8 +419,6 @@ impl Engine {
             None => error.into(),
         };
         self.end(reason);
-        // A message that was read before the end comes before the error.
-        self.advance_reading();
     }
 
     /// Takes the packets that have arrived. Returns the reason if the connection has ended.

@@ -213,7 +213,7 @@ impl Engine {
         }
         // Earlier packets may have completed.
         self.take_done();
-        self.outgoing.space(self.connection.pool())
+        if self.ended.is_some() { None } else { self.outgoing.space(self.connection.pool()) }
     }
 
     /// Sends a message, or as much of it as there is room for. `None` until the message is complete.
@@ -379,10 +379,11 @@ impl Engine {
     /// Whether these many packets and offers are acknowledged.
     pub(crate) fn try_flush(&self, [packets, offers]: [u64; 2]) -> Result<Option<()>, Error> {
         let missing = packets.saturating_sub(self.counts.packets_acknowledged);
+        let is_last = packets == self.added()[0];
         match &self.ended {
             None if missing != 0 => Ok(None),
             // A peer that has left in order does not miss the packet that only says that this end has finished.
-            Some(_) if missing == 1 && self.outgoing.is_end_alone && self.has_left_in_order() => {
+            Some(_) if missing == 1 && is_last && self.outgoing.is_end_alone && self.has_left_in_order() => {
                 self.try_answered(offers)
             }
             Some(ended) if missing != 0 || self.outgoing.is_lossy => Err(ended.clone()),
@@ -500,7 +501,7 @@ impl Engine {
         self.counts.statistics.packets_sent += 1;
         self.has_new_room = true;
         self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);
-        true
+        self.ended.is_none()
     }
 
     pub(super) fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {

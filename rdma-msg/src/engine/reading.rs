@@ -54,10 +54,6 @@ impl Reading {
         matches!(self.step, Step::Done(_))
     }
 
-    pub(super) fn waits_for_memory(&self) -> bool {
-        matches!(self.step, Step::Memory(_))
-    }
-
     /// Reads the next part into `buffer`.
     fn start(&mut self, connection: &Connection, mut buffer: Buffer) {
         let len = (self.memory.len - self.at).min(buffer.capacity() as u64);
@@ -89,8 +85,6 @@ impl Engine {
     pub(super) fn begin_reading(&mut self, memory: RemoteMemory) -> Result<(), Violation> {
         let pool = self.connection.pool().clone();
         let is_short = memory.len <= IN_PLACE;
-        let whole = if is_short { Some(Long::default()) } else { Long::with_capacity(memory.len as usize) };
-        let whole = whole.ok_or(Violation::TooLong)?;
         let mut len = if is_short { memory.len } else { CHUNK } as usize;
         let wait: Memory = loop {
             match pool.try_get(Budget::Bulk, len) {
@@ -101,7 +95,15 @@ impl Engine {
             }
         };
         let is_in_place = is_short && len as u64 == memory.len;
-        self.reading = Some(Reading { memory, at: 0, is_in_place, whole, step: Step::Memory(wait) });
+        let whole = if is_in_place { Some(Long::default()) } else { Long::with_capacity(memory.len as usize) };
+        let has_memory = whole.is_some();
+        let reading =
+            Reading { memory, at: 0, is_in_place, whole: whole.unwrap_or_default(), step: Step::Memory(wait) };
+        if !has_memory {
+            self.freed.readings.push(reading);
+            return Err(Violation::TooLong);
+        }
+        self.reading = Some(reading);
         self.advance_reading();
         Ok(())
     }

@@ -209,7 +209,7 @@ fn spinning_polls_seldom_read_the_clock_and_rare_polls_always_do() {
 fn errors_name_the_peer_the_time_and_what_to_do() {
     let lost = |status| ConnectionLost { qp_num: 0x12, within: CM_DEFAULT, status }.to_string();
     let gone = lost(WcStatus::RESP_TIMEOUT_ERR);
-    for part in ["the peer is gone", "0x000012", "10s", "Endpoint::close", "connect another"] {
+    for part in ["the peer is gone", "0x000012", "10s", "Endpoint::close", "make another"] {
         assert!(gone.contains(part), "{part}: {gone}");
     }
     assert!(lost(WcStatus::REM_INV_REQ_ERR).contains("IBV_ACCESS_REMOTE_WRITE"));

@@ -27,6 +27,7 @@ impl EndpointMut<'_> {
     ///
     /// # Errors
     /// Those of [`QueuePair::modify`].
+    #[inline]
     pub fn stop(&mut self) -> Result<()> {
         self.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))
     }
