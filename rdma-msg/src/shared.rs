@@ -99,8 +99,8 @@ impl Shared {
         self.with_if(f, |_| true)
     }
 
-    /// Like [`Shared::with`]. Unless the result `is_last`, what is due is not sent, and no task is woken: call [`Shared::with`]
-    /// then.
+    /// Like [`Shared::with`]. If the result is not the last, this sends nothing that is due and wakes no task. Then the caller
+    /// calls [`Shared::with`].
     pub(crate) fn with_if<R>(&self, f: impl FnOnce(&mut Engine) -> R, is_last: impl FnOnce(&R) -> bool) -> R {
         let mut guard = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = guard.as_mut().expect("only the drop takes it");
@@ -158,7 +158,7 @@ impl Shared {
         }
     }
 
-    /// Sends what is due. Returns what has to wait until the engine is unlocked.
+    /// Sends what is due. The caller unlocks the engine, and then runs the effects.
     fn settle(&self, engine: &mut Engine) -> Option<Effects> {
         engine.settle();
         self.wanted.store(engine.returns_wanted(), Ordering::SeqCst);
