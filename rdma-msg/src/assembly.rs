@@ -6,6 +6,7 @@ use rdma_safe::RemoteMemory;
 
 use crate::error::{Error, Violation};
 use crate::long::Long;
+use crate::parts::Parts;
 use crate::wire::{self, Kind};
 
 /// The state between the frames of a peer.
@@ -35,7 +36,7 @@ pub(crate) enum Meaning {
     /// It completes a long message.
     Long(Long),
     /// A message is to be read from the memory of the peer.
-    Offer(RemoteMemory),
+    Offer(Parts<RemoteMemory>),
     /// Nothing yet.
     Nothing,
 }
@@ -91,11 +92,7 @@ impl Assembly {
                 }
             }
             (Kind::Offer, None) => {
-                let memory = wire::decode_offer(payload)?;
-                if memory.len == 0 || memory.len > self.max_message as u64 {
-                    return Err(Violation::TooLong.into());
-                }
-                return Ok(Meaning::Offer(memory));
+                return Ok(Meaning::Offer(wire::decode_offer(payload, self.max_message as u64)?));
             }
             (Kind::Cancelled, long) => *long = None,
             (Kind::End, None) => self.has_ended = true,
@@ -159,7 +156,7 @@ mod tests {
         }
         assert_eq!(refused(&mut Assembly::new(10), Kind::Part, b""), Some(Violation::UnknownKind));
         for len in [0, 11, u64::MAX] {
-            let offer = wire::offer(RemoteMemory { address: 1, len, rkey: 1 });
+            let offer = wire::memory(RemoteMemory { address: 1, len, rkey: 1 });
             assert_eq!(refused(&mut Assembly::new(10), Kind::Offer, &offer), Some(Violation::TooLong));
         }
         let mut ended = Assembly::new(10);
@@ -201,7 +198,7 @@ mod tests {
                 let (kind, len) = match missing.take() {
                     Some(missing) if random(4) != 0 => (Kind::Part, missing),
                     _ if any == Kind::Long => (any, wire::LONG),
-                    _ if any == Kind::Offer => (any, wire::OFFER),
+                    _ if any == Kind::Offer => (any, wire::PART * random(4) as usize),
                     _ => (any, random(200) as usize),
                 };
                 packet.extend(wire::frame(kind, len as u32));
@@ -239,7 +236,10 @@ mod tests {
                         assert!(whole.len() <= MOST);
                         messages += 1;
                     }
-                    Ok(Meaning::Offer(memory)) => assert!((1..=MOST as u64).contains(&memory.len)),
+                    Ok(Meaning::Offer(parts)) => {
+                        let len = parts.iter().try_fold(0_u64, |len, part| len.checked_add(part.len));
+                        assert!(len.is_some_and(|len| (1..=MOST as u64).contains(&len)));
+                    }
                     Ok(Meaning::Message | Meaning::Nothing) => {}
                     Err(_) => {
                         violations += 1;

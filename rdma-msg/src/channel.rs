@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::flow::Limits;
 use crate::message::{CopyBudget, Message};
 use crate::options::Options;
+use crate::parts::Parts;
 use crate::payload::Payload;
 use crate::shared::Shared;
 use crate::waiting::Place;
@@ -107,7 +108,7 @@ impl Channel {
     /// peer, see [`Channel::flush`]. If the future is dropped before it is ready, the message does not arrive, also if parts of
     /// it were sent already.
     ///
-    /// A long `Vec<u8>`, `Bytes` or registered buffer is not copied: the peer reads it in place when its program receives it, and
+    /// Long memory that moves in is not copied: the peer reads it in place when its program receives it, and
     /// the future is ready after that ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). Such a message
     /// may still arrive after the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
     /// Memory that cannot be registered is copied.
@@ -403,7 +404,7 @@ enum Offer {
     /// The message is sent in packets.
     None,
     /// Registered, and not offered yet. `None` once it is offered.
-    Exposed(Option<ReadableRegion>),
+    Exposed(Option<Parts<ReadableRegion>>),
     /// Offered. The peer has read it after this many answers.
     Made(u64),
 }
@@ -415,11 +416,11 @@ impl Future for Send<'_> {
         let Send { waiting, message, progress, offer } = &mut *self;
         let Owner { pd, rendezvous_threshold, .. } = &*waiting.handle().0;
         if let Offer::Undecided = offer {
-            let region = message.expose(pd, *rendezvous_threshold);
-            *offer = region.map_or(Offer::None, |region| Offer::Exposed(Some(region)));
+            let parts = message.expose(pd, *rendezvous_threshold);
+            *offer = parts.map_or(Offer::None, |parts| Offer::Exposed(Some(parts)));
         }
-        if let Offer::Exposed(region) = offer {
-            let number = ready!(waiting.poll(context, |engine| engine.try_offer(region)))?;
+        if let Offer::Exposed(parts) = offer {
+            let number = ready!(waiting.poll(context, |engine| engine.try_offer(parts)))?;
             *offer = Offer::Made(number);
             let handle = waiting.handle;
             *waiting = Waiting::new(handle, Waits::ForAcknowledgements);

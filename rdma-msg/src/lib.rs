@@ -91,6 +91,7 @@ mod listener;
 mod long;
 mod message;
 mod options;
+mod parts;
 mod payload;
 mod receives;
 mod shared;

@@ -2,25 +2,54 @@
 
 use std::fmt;
 use std::io::IoSlice;
+use std::mem;
 
-use rdma_safe::mr::RegisterError;
 use rdma_safe::{Buffer, ProtectionDomain, ReadableRegion, SharedBuffer};
+
+use crate::parts::Parts;
+use crate::wire::MAX_PARTS;
 
 /// The bytes of a message to send: a slice, a list of slices, or memory that moves into the channel.
 ///
-/// The peer reads long memory that moves in where it is: `Vec<u8>`, `Bytes` and registered buffers; see
-/// [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold). Everything else is copied into packets.
+/// Long memory that moves in is not copied: `Vec<u8>`, `Bytes`, registered buffers, and lists of up to 16 `Bytes` or registered
+/// buffers; see [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold). Everything else is copied into
+/// packets.
 pub struct Payload<'a>(Source<'a>);
 
 enum Source<'a> {
     Slice(&'a [u8]),
     List(&'a [IoSlice<'a>]),
     Vec(Vec<u8>),
+    Buffer(Buffer),
+    Part(Part),
+    Parts(Vec<Part>),
+}
+
+/// Memory that does not change, and that is cheap to clone.
+#[derive(Clone)]
+enum Part {
+    Shared(SharedBuffer),
     #[cfg(feature = "bytes")]
     Bytes(bytes::Bytes),
-    Buffer(Buffer),
-    /// A buffer that cannot be exposed.
-    Shared(SharedBuffer),
+}
+
+impl Part {
+    fn slice(&self) -> &[u8] {
+        match self {
+            Part::Shared(buffer) => buffer,
+            #[cfg(feature = "bytes")]
+            Part::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Registers it for peers to read.
+    fn expose(&self, pd: &ProtectionDomain) -> Option<ReadableRegion> {
+        match self.clone() {
+            Part::Shared(buffer) => pd.expose_read_only(buffer).ok(),
+            #[cfg(feature = "bytes")]
+            Part::Bytes(bytes) => pd.expose_read_only(bytes).ok(),
+        }
+    }
 }
 
 impl Payload<'_> {
@@ -29,6 +58,7 @@ impl Payload<'_> {
     pub fn len(&self) -> usize {
         match &self.0 {
             Source::List(list) => list.iter().map(|slice| slice.len()).sum(),
+            Source::Parts(parts) => parts.iter().map(|part| part.slice().len()).sum(),
             _ => self.slice().len(),
         }
     }
@@ -40,40 +70,36 @@ impl Payload<'_> {
     }
 
     /// Registers memory that the peer can read in place, if the message has at least `least` bytes. `None` if the message is
-    /// shorter, borrowed, or cannot be registered. It is then copied.
-    pub(crate) fn expose(&mut self, pd: &ProtectionDomain, least: usize) -> Option<ReadableRegion> {
+    /// shorter, borrowed, has too many parts, or cannot be registered. It is then copied.
+    pub(crate) fn expose(&mut self, pd: &ProtectionDomain, least: usize) -> Option<Parts<ReadableRegion>> {
         if self.len() < least.max(1) {
             return None;
         }
-        let (region, source) = match std::mem::replace(&mut self.0, Source::Slice(&[])) {
-            Source::Vec(bytes) => region_or_source(pd.expose_read_only(bytes), Source::Vec),
-            #[cfg(feature = "bytes")]
-            Source::Bytes(bytes) => region_or_source(pd.expose_read_only(bytes), Source::Bytes),
-            Source::Buffer(buffer) => region_or_source(pd.expose_read_only(buffer.freeze()), Source::Shared),
-            copied => (None, Some(copied)),
-        };
-        self.0 = source.unwrap_or(Source::Slice(&[]));
-        region
+        match mem::replace(&mut self.0, Source::Slice(&[])) {
+            Source::Vec(bytes) => match pd.expose_read_only(bytes) {
+                Ok(region) => return Some(region.into()),
+                Err(error) => self.0 = Source::Vec(error.memory),
+            },
+            Source::Buffer(buffer) => self.0 = Source::Part(Part::Shared(buffer.freeze())),
+            other => self.0 = other,
+        }
+        match &self.0 {
+            Source::Part(part) => part.expose(pd).map(Into::into),
+            Source::Parts(parts) => {
+                let parts: Vec<_> = parts.iter().filter(|part| !part.slice().is_empty()).collect();
+                let regions = (parts.len() <= MAX_PARTS).then(|| parts.into_iter().map(|part| part.expose(pd)));
+                Parts::new(regions?.collect::<Option<Vec<_>>>()?)
+            }
+            _ => None,
+        }
     }
 
     /// Copies the bytes from `offset` on, as many as `target` has room for.
-    pub(crate) fn copy(&self, mut offset: usize, mut target: &mut [u8]) {
-        let Source::List(list) = &self.0 else {
-            if let Some(rest) = self.slice().get(offset..) {
-                let len = rest.len().min(target.len());
-                target[..len].copy_from_slice(&rest[..len]);
-            }
-            return;
-        };
-        for slice in *list {
-            let Some(rest) = slice.get(offset..) else {
-                offset -= slice.len();
-                continue;
-            };
-            offset = 0;
-            let (head, tail) = target.split_at_mut(rest.len().min(target.len()));
-            head.copy_from_slice(&rest[..head.len()]);
-            target = tail;
+    pub(crate) fn copy(&self, offset: usize, target: &mut [u8]) {
+        match &self.0 {
+            Source::List(list) => copy(list.iter().map(|slice| &**slice), offset, target),
+            Source::Parts(parts) => copy(parts.iter().map(Part::slice), offset, target),
+            _ => copy([self.slice()].into_iter(), offset, target),
         }
     }
 
@@ -81,24 +107,26 @@ impl Payload<'_> {
     fn slice(&self) -> &[u8] {
         match &self.0 {
             Source::Slice(slice) => slice,
-            Source::List(_) => &[],
+            Source::List(_) | Source::Parts(_) => &[],
             Source::Vec(bytes) => bytes,
-            #[cfg(feature = "bytes")]
-            Source::Bytes(bytes) => bytes,
             Source::Buffer(buffer) => buffer,
-            Source::Shared(buffer) => buffer,
+            Source::Part(part) => part.slice(),
         }
     }
 }
 
-/// The region, or the memory to copy.
-fn region_or_source<'a, M>(
-    exposed: Result<ReadableRegion, RegisterError<M>>,
-    copied: impl FnOnce(M) -> Source<'a>,
-) -> (Option<ReadableRegion>, Option<Source<'a>>) {
-    match exposed {
-        Ok(region) => (Some(region), None),
-        Err(error) => (None, Some(copied(error.memory))),
+/// Copies the bytes of slices, as if they were one, from `offset` on.
+#[inline(always)]
+fn copy<'s>(slices: impl Iterator<Item = &'s [u8]>, mut offset: usize, mut target: &mut [u8]) {
+    for slice in slices {
+        let Some(rest) = slice.get(offset..) else {
+            offset -= slice.len();
+            continue;
+        };
+        offset = 0;
+        let (head, tail) = target.split_at_mut(rest.len().min(target.len()));
+        head.copy_from_slice(&rest[..head.len()]);
+        target = tail;
     }
 }
 
@@ -156,6 +184,24 @@ impl From<Buffer> for Payload<'_> {
     }
 }
 
+impl From<SharedBuffer> for Payload<'_> {
+    fn from(buffer: SharedBuffer) -> Self {
+        Payload(Source::Part(Part::Shared(buffer)))
+    }
+}
+
+impl From<Vec<Buffer>> for Payload<'_> {
+    fn from(buffers: Vec<Buffer>) -> Self {
+        Payload(Source::Parts(buffers.into_iter().map(|buffer| Part::Shared(buffer.freeze())).collect()))
+    }
+}
+
+impl From<Vec<SharedBuffer>> for Payload<'_> {
+    fn from(buffers: Vec<SharedBuffer>) -> Self {
+        Payload(Source::Parts(buffers.into_iter().map(Part::Shared).collect()))
+    }
+}
+
 impl From<crate::Message> for Payload<'_> {
     fn from(message: crate::Message) -> Self {
         Payload(Source::Vec(message.into_vec()))
@@ -171,7 +217,14 @@ impl<'a> From<&'a crate::Message> for Payload<'a> {
 #[cfg(feature = "bytes")]
 impl From<bytes::Bytes> for Payload<'_> {
     fn from(bytes: bytes::Bytes) -> Self {
-        Payload(Source::Bytes(bytes))
+        Payload(Source::Part(Part::Bytes(bytes)))
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<Vec<bytes::Bytes>> for Payload<'_> {
+    fn from(list: Vec<bytes::Bytes>) -> Self {
+        Payload(Source::Parts(list.into_iter().map(Part::Bytes).collect()))
     }
 }
 

@@ -26,6 +26,7 @@ use rdma_safe::RemoteMemory;
 
 use crate::error::{Incompatible, Violation};
 use crate::flow::Counts;
+use crate::parts::Parts;
 
 /// Length of the header of a packet.
 pub(crate) const HEADER: usize = 16;
@@ -65,7 +66,7 @@ pub(crate) enum Kind {
     Long,
     /// A part of a long message. The message is complete when its parts have its length.
     Part,
-    /// A message that the receiver is to read: its length, its address and its key.
+    /// A message that the receiver is to read: the length, the address and the key of each part of its memory.
     Offer,
     /// The long message is to be discarded: its sender has given it up.
     Cancelled,
@@ -178,22 +179,36 @@ pub(crate) fn decode_long(payload: &[u8]) -> Result<u64, Violation> {
     }
 }
 
-/// Length of the payload of [`Kind::Offer`].
-pub(crate) const OFFER: usize = 20;
+/// Length of a part in the payload of [`Kind::Offer`].
+pub(crate) const PART: usize = 20;
 
-/// The payload of [`Kind::Offer`].
-pub(crate) fn offer(memory: RemoteMemory) -> [u8; OFFER] {
-    let mut bytes = [0; OFFER];
+/// The most parts of memory that an offer has. Every packet has room for them.
+pub(crate) const MAX_PARTS: usize = 16;
+
+/// Encodes memory of an offer.
+pub(crate) fn memory(memory: RemoteMemory) -> [u8; PART] {
+    let mut bytes = [0; PART];
     bytes[..8].copy_from_slice(&memory.len.to_be_bytes());
     bytes[8..16].copy_from_slice(&memory.address.to_be_bytes());
     bytes[16..].copy_from_slice(&memory.rkey.to_be_bytes());
     bytes
 }
 
-/// Decodes the payload of [`Kind::Offer`].
-pub(crate) fn decode_offer(payload: &[u8]) -> Result<RemoteMemory, Violation> {
-    let bytes: &[u8; OFFER] = payload.try_into().map_err(|_| Violation::Truncated)?;
-    Ok(RemoteMemory { len: long_number(bytes), address: long_number(&bytes[8..]), rkey: number(&bytes[16..]) })
+fn decode_memory(bytes: &[u8]) -> RemoteMemory {
+    RemoteMemory { len: long_number(bytes), address: long_number(&bytes[8..]), rkey: number(&bytes[16..]) }
+}
+
+/// Decodes the payload of [`Kind::Offer`]. All parts together have at most `most` bytes.
+pub(crate) fn decode_offer(payload: &[u8], most: u64) -> Result<Parts<RemoteMemory>, Violation> {
+    if payload.len() % PART != 0 || payload.len() > MAX_PARTS * PART {
+        return Err(Violation::Truncated);
+    }
+    let parts = Parts::new(payload.chunks_exact(PART).map(decode_memory)).ok_or(Violation::Truncated)?;
+    let mut left = most;
+    for part in parts.iter() {
+        left = left.checked_sub(part.len).filter(|_| part.len != 0).ok_or(Violation::TooLong)?;
+    }
+    Ok(parts)
 }
 
 /// The payload of [`Kind::Abort`].
@@ -367,8 +382,16 @@ mod tests {
         packet[..5].copy_from_slice(&[0, 0, 0, 1, 7]);
         assert_eq!(decode_frame(&packet, 0), Err(Violation::UnknownKind));
         let memory = RemoteMemory { address: 1 << 40, len: 7 << 33, rkey: 0x0102_0304 };
-        assert_eq!(decode_offer(&offer(memory)), Ok(memory));
-        assert_eq!(decode_offer(&[0; OFFER - 1]), Err(Violation::Truncated));
+        let parts = [memory, RemoteMemory { len: 5, ..memory }];
+        let encoded = parts.map(super::memory).concat();
+        let most = memory.len + 5;
+        assert_eq!(decode_offer(&encoded, most).ok(), Parts::new(parts));
+        assert_eq!(decode_offer(&encoded, most - 1), Err(Violation::TooLong));
+        assert_eq!(decode_offer(&[0; PART], most), Err(Violation::TooLong));
+        for len in [0, PART - 1, PART + 1, (MAX_PARTS + 1) * PART] {
+            assert_eq!(decode_offer(&vec![1; len], u64::MAX), Err(Violation::Truncated));
+        }
+        assert!(HEADER + FRAME + MAX_PARTS * PART <= MIN_PACKET as usize);
         assert_eq!(decode_abort(&[0; 3]), Err(Violation::Truncated));
         assert_eq!(decode_abort(&abort(7, "gone")), Ok((7, "gone".into())));
         assert_eq!(abort(1, &"ä".repeat(200)).len(), 4 + MAX_REASON);

@@ -4,7 +4,7 @@
 mod support;
 
 use bytes::Bytes;
-use rdma_msg::{Connector, Error, Listener};
+use rdma_msg::{Connector, Error, Listener, Payload};
 use rdma_pool::Budget;
 use rdma_safe::soft;
 use support::{begin, soft0, soon, until};
@@ -38,30 +38,46 @@ async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
     let (client, server) =
         soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
     let (client, server) = (client.unwrap(), server.unwrap());
-    let before = regions();
     let whole = Bytes::from((0..300_000_u32).map(|number| number as u8).collect::<Vec<_>>());
-    let part = whole.slice(1001..200_001);
-    let mut buffer = client.pool().try_get(Budget::Sends, whole.len()).unwrap();
-    buffer.fill_from(&whole).unwrap();
-    let send = async {
-        client.send(part.clone()).await.unwrap();
-        client.send(buffer).await.unwrap();
-        client.send(part.to_vec()).await.unwrap();
-        client.send(part.clone()).await.unwrap();
+    let (part, long) = (whole.slice(1001..200_001), Bytes::from(whole.repeat(10)));
+    let buffer = |bytes: &[u8]| {
+        let mut buffer = client.pool().try_get(Budget::Sends, bytes.len()).unwrap();
+        buffer.fill_from(bytes).unwrap();
+        buffer
     };
-    let receive = async {
-        let mut received = Vec::new();
-        for _ in 0..4 {
-            received.push(server.receive().await.unwrap().unwrap());
+    let shared = buffer(&whole).freeze();
+    let messages = || -> [(Payload<'_>, Vec<u8>); 10] {
+        [
+            (part.clone().into(), part.to_vec()),
+            (buffer(&whole).into(), whole.to_vec()),
+            (part.to_vec().into(), part.to_vec()),
+            (shared.clone().into(), whole.to_vec()),
+            (
+                vec![part.clone(), Bytes::new(), whole.clone(), part.slice(..1)].into(),
+                [&part, &whole, &part[..1]].concat(),
+            ),
+            (vec![buffer(&whole[..70_000]), buffer(b"tail")].into(), [&whole[..70_000], b"tail"].concat()),
+            (vec![shared.slice(1..).unwrap(), shared.clone()].into(), [&whole[1..], &whole].concat()),
+            (vec![whole.slice(..20_000); 16].into(), whole[..20_000].repeat(16)),
+            // Longer than what is read into one buffer, so the reader copies it.
+            (vec![long.clone(), part.clone(), long.clone()].into(), [&long[..], &part, &long].concat()),
+            // Too many parts for an offer, so both ends copy them.
+            (vec![part.slice(..10_000); 17].into(), part[..10_000].repeat(17)),
+        ]
+    };
+    // In the first round, the pool may register memory.
+    let mut before = 0;
+    for _ in 0..2 {
+        before = regions();
+        let copied = || [&client, &server].map(|end| end.statistics().bytes_copied);
+        let [client_before, server_before] = copied();
+        for (message, expected) in messages() {
+            let (sent, found) = soon(async { tokio::join!(client.send(message), server.receive()) }).await;
+            sent.unwrap();
+            assert!(*found.unwrap().unwrap() == *expected, "{} bytes", expected.len());
         }
-        received
-    };
-    let ((), received) = soon(async { tokio::join!(send, receive) }).await;
-    for (found, expected) in received.iter().zip([&part, &whole, &part, &part]) {
-        assert!(**found == **expected, "{} bytes of {}", found.len(), expected.len());
+        let [client_after, server_after] = copied();
+        assert_eq!([client_after - client_before, server_after - server_before], [170_000, 6_369_000]);
     }
-    assert_eq!(client.statistics().bytes_copied, 0);
-    assert_eq!(server.statistics().bytes_copied, 0);
-    drop(received);
     until("the regions are deregistered", || regions() == before).await;
 }

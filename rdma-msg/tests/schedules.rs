@@ -92,6 +92,11 @@ async fn send(channel: &Channel, log: &Log, mut random: Random, pauses: bool) ->
         let sent = match random.below(4) {
             0 => at_most(random.below(3), channel.send(&bytes)).await,
             1 => Some(channel.send(&bytes).await),
+            2 => {
+                let bytes = bytes::Bytes::from(bytes);
+                let at = random.index(bytes.len() + 1);
+                Some(channel.send(vec![bytes.slice(..at), bytes.slice(at..)]).await)
+            }
             // The peer may read it where it is.
             _ => Some(channel.send(bytes).await),
         };

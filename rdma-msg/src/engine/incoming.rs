@@ -13,6 +13,7 @@ use super::Engine;
 use crate::assembly::{Assembly, Meaning, aborted};
 use crate::error::{Error, Violation};
 use crate::message::{CopyBudget, Message, Packet, Part};
+use crate::parts::Parts;
 use crate::shared::Shared;
 use crate::wire::{self, Frame, HEADER, Hello, Kind, aligned};
 
@@ -50,7 +51,7 @@ enum Shareable {
 enum Taken {
     Message(Message),
     /// A message is to be read from the memory of the peer.
-    Offer(RemoteMemory),
+    Offer(Parts<RemoteMemory>),
     /// The peer sends no more.
     End,
     /// Nothing has arrived.
@@ -196,9 +197,9 @@ impl Incoming {
                         return Ok((Taken::Message(message), 0));
                     }
                 }
-                Meaning::Offer(memory) => {
+                Meaning::Offer(parts) => {
                     self.finish_packet();
-                    return Ok((Taken::Offer(memory), 0));
+                    return Ok((Taken::Offer(parts), 0));
                 }
                 Meaning::Long(whole) => {
                     self.finish_packet();
@@ -215,9 +216,9 @@ impl Engine {
     fn take(&mut self) -> Result<(Taken, usize), Error> {
         if self.reading.is_none() {
             match self.incoming.take()? {
-                (Taken::Offer(memory), _) => {
+                (Taken::Offer(parts), _) => {
                     self.flow.offer_received()?;
-                    self.begin_reading(memory)?;
+                    self.begin_reading(parts)?;
                 }
                 taken => return Ok(taken),
             }

@@ -16,8 +16,9 @@ use rdma_safe::{Buffer, ReadableRegion};
 use super::{Engine, Reserved};
 use crate::error::Error;
 use crate::flow::Counts;
+use crate::parts::Parts;
 use crate::payload::Payload;
-use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, aligned, frame_len};
+use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, PART, aligned, frame_len};
 
 /// Packets in flight from which on messages gather in the open packet.
 const FEW: u32 = 2;
@@ -48,7 +49,7 @@ pub(super) struct Outgoing {
     /// Whether the first one has the engine's waker. Otherwise nothing runs when it completes.
     pub(super) is_first_awaited: bool,
     /// Memory that the peer was offered and has not read.
-    offers: VecDeque<ReadableRegion>,
+    offers: VecDeque<Parts<ReadableRegion>>,
     /// Whether the parts so far are to be cancelled.
     cancel_due: bool,
     /// Whether this end is to say that it sends no more.
@@ -122,7 +123,7 @@ impl Outgoing {
 
     /// The memory of all offers that are not answered.
     pub(super) fn take_offers(&mut self) -> impl Iterator<Item = ReadableRegion> {
-        self.offers.drain(..)
+        self.offers.drain(..).flatten()
     }
 
     /// Whether something waits to be sent, or a control packet is in flight, whose buffer the next one needs.
@@ -266,21 +267,25 @@ impl Engine {
         }
     }
 
-    /// Offers a message for the peer to read. Returns the number of offers that are answered once it is read; `None` if there is no
-    /// room.
+    /// Offers the memory of a message for the peer to read. Returns the number of offers that are answered once it is read;
+    /// `None` if there is no room.
     ///
     /// The caller must be the first in line.
-    pub(crate) fn try_offer(&mut self, memory: &mut Option<ReadableRegion>) -> Result<Option<u64>, Error> {
+    pub(crate) fn try_offer(&mut self, memory: &mut Option<Parts<ReadableRegion>>) -> Result<Option<u64>, Error> {
         self.check_open()?;
-        let Some(remote) = memory.as_ref().map(ReadableRegion::remote) else { return Err(Error::Closed) };
-        if remote.len > self.outgoing.max_message as u64 {
-            return Err(Error::TooLong { len: remote.len as usize, max: self.outgoing.max_message });
+        let Some(parts) = memory else { return Err(Error::Closed) };
+        let (len, max) = (parts.iter().map(|region| region.len()).sum(), self.outgoing.max_message);
+        if len > max {
+            return Err(Error::TooLong { len, max });
         }
         if !self.place_cancellation() || !self.flow.can_offer() {
             return Ok(None);
         }
-        let offer = wire::offer(remote);
-        if !self.place(Kind::Offer, offer.len(), |target| target.copy_from_slice(&offer)) {
+        let fill = |target: &mut [u8]| {
+            let each = target.chunks_exact_mut(PART).zip(parts.iter());
+            each.for_each(|(target, region)| target.copy_from_slice(&wire::memory(region.remote())));
+        };
+        if !self.place(Kind::Offer, parts.len() * PART, fill) {
             return Ok(None);
         }
         self.flow.offer();
@@ -301,7 +306,7 @@ impl Engine {
     /// Frees the memory of offers that the peer has answered.
     pub(super) fn take_answers(&mut self) {
         while self.outgoing.offers.len() > self.flow.offers_open() as usize {
-            self.freed.regions.extend(self.outgoing.offers.pop_front());
+            self.freed.regions.extend(self.outgoing.offers.pop_front().into_iter().flatten());
             self.counts.offers_answered += 1;
             self.counts.statistics.messages_acknowledged += 1;
             self.outgoing.has_progressed = true;

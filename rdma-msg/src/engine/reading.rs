@@ -6,6 +6,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::{mem, vec};
 
 use rdma_async::{Connection, OwnedOperation, ReadOne, Threads};
 use rdma_pool::Budget;
@@ -15,6 +16,7 @@ use super::Engine;
 use crate::error::Violation;
 use crate::long::Long;
 use crate::message::Message;
+use crate::parts::Parts;
 
 /// Entries of the send queue for reads.
 pub(crate) const READS: u32 = 1;
@@ -30,14 +32,20 @@ const SHORTEST: usize = 4096;
 
 /// A message that is being read.
 pub(super) struct Reading {
-    memory: RemoteMemory,
-    /// Bytes that were read before.
-    at: u64,
-    /// Whether the whole message is read into one buffer.
-    is_in_place: bool,
-    /// The bytes of a message that is read in chunks.
-    whole: Long,
+    /// The part that is being read, from its first byte on that was not read.
+    part: RemoteMemory,
+    /// The parts after it.
+    later: vec::IntoIter<RemoteMemory>,
+    target: Target,
     step: Step,
+}
+
+/// Where the bytes go.
+enum Target {
+    /// One buffer for the whole message of `len` bytes: `read` has what was read, and `rest` is for the parts after the next.
+    InPlace { len: usize, read: Option<Buffer>, rest: Option<Buffer> },
+    /// The bytes of a message that is read in chunks.
+    Copy(Long),
 }
 
 type Memory = Pin<Box<dyn Future<Output = rdma_pool::Result<Buffer>> + Send>>;
@@ -54,38 +62,69 @@ impl Reading {
         matches!(self.step, Step::Done(_))
     }
 
-    /// Reads the next part into `buffer`.
+    /// Reads the next bytes into `buffer`.
     fn start(&mut self, connection: &Connection, mut buffer: Buffer) {
-        let len = (self.memory.len - self.at).min(buffer.capacity() as u64);
+        let len = self.part.len.min(buffer.capacity() as u64);
+        if let Target::InPlace { rest, .. } = &mut self.target {
+            if self.later.len() != 0 {
+                // The buffer has room for the other parts, too.
+                if let Ok(head) = buffer.split_to(len as usize) {
+                    *rest = Some(mem::replace(&mut buffer, head));
+                }
+            }
+        }
         // It does not exceed the capacity.
         let _ = buffer.set_len(len as usize);
-        let memory = RemoteMemory { address: self.memory.address.wrapping_add(self.at), len, ..self.memory };
-        self.step = Step::Read(connection.read_owned(buffer, memory));
+        self.step = Step::Read(connection.read_owned(buffer, RemoteMemory { len, ..self.part }));
     }
 
-    /// A part was read into `buffer`. Returns the buffer if it is no longer used.
-    fn finish(&mut self, connection: &Connection, buffer: Buffer) -> Option<Buffer> {
-        if self.is_in_place {
-            self.step = Step::Done(Message::read(buffer));
-            return None;
+    /// Bytes were read into `buffer`. Returns the buffer if it is no longer used.
+    fn finish(&mut self, connection: &Connection, buffer: Buffer) -> rdma_safe::Result<Option<Buffer>> {
+        let len = buffer.len() as u64;
+        let RemoteMemory { address, len: before, rkey } = self.part;
+        let next = match before.saturating_sub(len) {
+            0 => self.later.next(),
+            len => Some(RemoteMemory { address: address.wrapping_add(before - len), len, rkey }),
+        };
+        let is_last = next.is_none();
+        self.part = next.unwrap_or(self.part);
+        let unused = match &mut self.target {
+            Target::Copy(whole) => {
+                whole.extend_from_slice(&buffer);
+                if is_last {
+                    self.step = Step::Done(Message::assembled(mem::take(whole)));
+                }
+                Some(buffer)
+            }
+            Target::InPlace { len, read, rest } => {
+                let mut whole = match read.take() {
+                    Some(before) => before.join(buffer)?,
+                    None => buffer,
+                };
+                if is_last {
+                    whole.set_len(*len)?;
+                    self.step = Step::Done(Message::read(whole));
+                } else {
+                    *read = Some(whole);
+                }
+                rest.take()
+            }
+        };
+        if is_last {
+            return Ok(unused);
         }
-        self.whole.extend_from_slice(&buffer);
-        self.at += buffer.len() as u64;
-        if self.at < self.memory.len {
-            self.start(connection, buffer);
-            return None;
-        }
-        self.step = Step::Done(Message::assembled(std::mem::take(&mut self.whole)));
-        Some(buffer)
+        unused.into_iter().for_each(|buffer| self.start(connection, buffer));
+        Ok(None)
     }
 }
 
 impl Engine {
-    /// Starts to read a message.
-    pub(super) fn begin_reading(&mut self, memory: RemoteMemory) -> Result<(), Violation> {
+    /// Starts to read a message from these parts of the peer's memory.
+    pub(super) fn begin_reading(&mut self, parts: Parts<RemoteMemory>) -> Result<(), Violation> {
         let pool = self.connection.pool().clone();
-        let is_short = memory.len <= IN_PLACE;
-        let mut len = if is_short { memory.len } else { CHUNK } as usize;
+        let whole: u64 = parts.iter().map(|part| part.len).sum();
+        let is_short = whole <= IN_PLACE;
+        let mut len = if is_short { whole } else { CHUNK } as usize;
         let wait: Memory = loop {
             match pool.try_get(Budget::Bulk, len) {
                 Ok(buffer) => break Box::pin(std::future::ready(Ok(buffer))),
@@ -94,12 +133,16 @@ impl Engine {
                 Err(_) => break Box::pin(async move { pool.get_async(Budget::Bulk, len).await }),
             }
         };
-        let is_in_place = is_short && len as u64 == memory.len;
-        let whole = if is_in_place { Some(Long::default()) } else { Long::with_capacity(memory.len as usize) };
-        let has_memory = whole.is_some();
-        let reading =
-            Reading { memory, at: 0, is_in_place, whole: whole.unwrap_or_default(), step: Step::Memory(wait) };
+        let target = if is_short && len as u64 == whole {
+            Some(Target::InPlace { len, read: None, rest: None })
+        } else {
+            Long::with_capacity(whole as usize).map(Target::Copy)
+        };
+        let has_memory = target.is_some();
+        let target = target.unwrap_or_else(|| Target::Copy(Long::default()));
+        let reading = Reading { part: parts.first, later: parts.rest.into_iter(), target, step: Step::Memory(wait) };
         if !has_memory {
+            // Dropping it can run code of the user.
             self.freed.readings.push(reading);
             return Err(Violation::TooLong);
         }
@@ -128,7 +171,10 @@ impl Engine {
                 Step::Read(read) => match Pin::new(read).poll(context) {
                     Poll::Pending => return,
                     Poll::Ready(Ok(buffer)) => {
-                        self.freed.buffers.extend(reading.finish(connection, buffer));
+                        match reading.finish(connection, buffer) {
+                            Ok(unused) => self.freed.buffers.extend(unused),
+                            Err(error) => break error.into(),
+                        }
                         if reading.is_done() {
                             return self.flow.offer_done();
                         }
