@@ -114,6 +114,11 @@ impl<S: Sharing> Connection<S> {
         self.start(List(Work::write_list(list, remote), PhantomData))
     }
 
+    /// Like [`Connection::write_list`], for futures and protocols that store the operation.
+    pub fn write_list_owned(&self, list: impl Into<Gather>, remote: RemoteMemory) -> OwnedOperation<S, List> {
+        OwnedOperation::new(self.inner.clone(), List(Work::write_list(list, remote), PhantomData))
+    }
+
     /// Reads as many bytes of the peer's memory as `buffer` is long.
     #[inline]
     pub fn read(&self, buffer: Buffer, remote: RemoteMemory) -> Operation<'_, S, ReadOne> {

@@ -37,6 +37,8 @@ pub(crate) enum Meaning {
     Long(Long),
     /// A message is to be read from the memory of the peer.
     Offer(Parts<RemoteMemory>),
+    /// A message was written to the memory with this number. Also its length.
+    Written(u32, u64),
     /// Nothing yet.
     Nothing,
 }
@@ -94,9 +96,15 @@ impl Assembly {
             (Kind::Offer, None) => {
                 return Ok(Meaning::Offer(wire::decode_offer(payload, self.max_message as u64)?));
             }
+            (Kind::Written, None) => {
+                let (number, len) = wire::decode_written(payload)?;
+                return Ok(Meaning::Written(number, len));
+            }
             (Kind::Cancelled, long) => *long = None,
             (Kind::End, None) => self.has_ended = true,
-            (Kind::Whole | Kind::Long | Kind::Offer | Kind::End, Some(_)) | (Kind::Part, None) | (Kind::Abort, _) => {
+            (Kind::Whole | Kind::Long | Kind::Offer | Kind::Written | Kind::End, Some(_))
+            | (Kind::Part, None)
+            | (Kind::Abort, _) => {
                 return Err(Violation::UnknownKind.into());
             }
         }
@@ -151,7 +159,7 @@ mod tests {
         assert_eq!(refused(&mut Assembly::new(10), Kind::Long, &[0; 7]), Some(Violation::Truncated));
         assert_eq!(refused(&mut Assembly::new(10), Kind::Whole, &[0; 11]), Some(Violation::TooLong));
         assert_eq!(refused(&mut long(5), Kind::Part, b"abcdef"), Some(Violation::TooLong));
-        for kind in [Kind::Whole, Kind::Long, Kind::Offer, Kind::End] {
+        for kind in [Kind::Whole, Kind::Long, Kind::Offer, Kind::Written, Kind::End] {
             assert_eq!(refused(&mut long(5), kind, b""), Some(Violation::UnknownKind));
         }
         assert_eq!(refused(&mut Assembly::new(10), Kind::Part, b""), Some(Violation::UnknownKind));
@@ -198,6 +206,7 @@ mod tests {
                 let (kind, len) = match missing.take() {
                     Some(missing) if random(4) != 0 => (Kind::Part, missing),
                     _ if any == Kind::Long => (any, wire::LONG),
+                    _ if any == Kind::Written => (any, wire::WRITTEN),
                     _ if any == Kind::Offer => (any, wire::PART * random(4) as usize),
                     _ => (any, random(200) as usize),
                 };
@@ -240,7 +249,7 @@ mod tests {
                         let len = parts.iter().try_fold(0_u64, |len, part| len.checked_add(part.len));
                         assert!(len.is_some_and(|len| (1..=MOST as u64).contains(&len)));
                     }
-                    Ok(Meaning::Message | Meaning::Nothing) => {}
+                    Ok(Meaning::Message | Meaning::Written(..) | Meaning::Nothing) => {}
                     Err(_) => {
                         violations += 1;
                         assembly = Assembly::new(MOST as u64);

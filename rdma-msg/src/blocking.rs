@@ -74,6 +74,14 @@ impl Channel {
         block_on(self.0.receive(), timeout)
     }
 
+    /// Offers memory for a message: [`Channel::offer`](crate::Channel::offer). After a timeout, the memory is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; the errors of [`Channel::offer`](crate::Channel::offer).
+    pub fn offer(&self, memory: Vec<u8>, timeout: Duration) -> Result<()> {
+        block_on(self.0.offer(memory), timeout)
+    }
+
     /// Waits until all messages that were sent before have reached the memory of the peer.
     ///
     /// # Errors

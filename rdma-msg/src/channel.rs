@@ -1,7 +1,7 @@
 //! Channels of messages.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
@@ -9,15 +9,15 @@ use std::task::{Context, Poll, Waker, ready};
 use rdma_async::{Connection, coop};
 use rdma_pool::{Budget, Pool};
 use rdma_safe::cm::Address;
-use rdma_safe::{ProtectionDomain, ReadableRegion};
+use rdma_safe::{Access, ProtectionDomain};
 
-use crate::engine::{Engine, Progress, Reserved, Waits};
+use crate::engine::{Engine, Reserved, WRITE_PARTS, Waits};
 use crate::error::{Error, Result};
 use crate::flow::Limits;
-use crate::message::{CopyBudget, Message};
+use crate::message::{Arrival, CopyBudget, Message};
 use crate::options::Options;
-use crate::parts::Parts;
 use crate::payload::Payload;
+use crate::sending::Send;
 use crate::shared::Shared;
 use crate::waiting::Place;
 use crate::wire::{HEADER, Hello};
@@ -65,6 +65,12 @@ pub struct Statistics {
     pub updates_sent: u64,
     /// Bytes that this end copied: into packets, and out of packets into long messages. The reads of a stream are not counted.
     pub bytes_copied: u64,
+    /// Offers of memory for messages that this end has made: [`Channel::offer`].
+    pub offers_sent: u64,
+    /// Offers of memory for messages that the peer has made.
+    pub offers_received: u64,
+    /// Messages that this end wrote to memory that the peer had [offered](Channel::offer).
+    pub messages_written: u64,
     /// Messages that were copied since the program keeps many.
     pub messages_copied: u64,
     /// Times that a task waited for a message while the program kept those of all packets, so that the peer could not send.
@@ -89,6 +95,8 @@ pub(crate) struct Owner {
     pub(crate) pool: Pool,
     /// Length from which on the peer reads a message of owned memory where it is.
     pub(crate) rendezvous_threshold: usize,
+    /// The most parts of memory of a message that is written to memory of the peer.
+    pub(crate) write_parts: usize,
 }
 
 impl Drop for Owner {
@@ -117,7 +125,7 @@ impl Channel {
     /// messages, receive in another task, or `join!` both.
     pub fn send<'c>(&'c self, message: impl Into<Payload<'c>>) -> Send<'c> {
         let waiting = Waiting::new(&self.handle, Waits::ToSend);
-        Send { waiting, message: message.into(), progress: Progress::default(), offer: Offer::Undecided }
+        Send::new(waiting, message.into())
     }
 
     /// The next message; `None` when the peer sends no more.
@@ -125,6 +133,22 @@ impl Channel {
     /// Dropping the future loses no message.
     pub fn receive(&self) -> Receive<'_> {
         Receive(Waiting::new(&self.handle, Waits::ToReceive))
+    }
+
+    /// Offers memory to which the peer may write a message. Ready when the peer has been told.
+    ///
+    /// When the peer [sends](Channel::send) long memory that moves in, of at most 4 parts, it writes it to the oldest offered
+    /// memory that is long enough. If there is none, this end reads the message. A written message is received in its turn, without
+    /// a copy, after the peer has lost its access. [`Message::into_offered`] then returns the memory.
+    ///
+    /// Up to 16 offers are open; further ones wait until one is used. The memory is registered for one message alone. Memory that
+    /// was not used is freed when the last handle of the channel is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] when the memory is empty or cannot be registered; [`Error::Closed`] after [`Channel::finish`]; the
+    /// reason why the channel has ended.
+    pub async fn offer(&self, memory: Vec<u8>) -> Result<()> {
+        self.handle.offer(memory).await
     }
 
     /// Waits until all messages that were sent before have reached the memory of the peer.
@@ -235,7 +259,8 @@ impl Handle {
             Engine::new(connection, [own, &peer], limits, copies, reserved, wakers, channel)
         });
         let rendezvous_threshold = options.rendezvous_threshold;
-        Ok(Handle(Arc::new(Owner { shared, addresses, pd, pool, rendezvous_threshold })))
+        let write_parts = WRITE_PARTS.min(pd.context().attributes().max_sge()).max(1) as usize;
+        Ok(Handle(Arc::new(Owner { shared, addresses, pd, pool, rendezvous_threshold, write_parts })))
     }
 
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
@@ -260,7 +285,7 @@ impl Handle {
 
     pub(crate) async fn finish(&self) -> Result<()> {
         let mut waiting = Waiting::new(self, Waits::ToSend);
-        std::future::poll_fn(|context| waiting.poll(context, Engine::try_finish)).await
+        poll_fn(|context| waiting.poll(context, Engine::try_finish)).await
     }
 
     /// Ends the connection, and waits for that.
@@ -268,8 +293,7 @@ impl Handle {
         // The peer may need the last credits to know that its data was taken.
         let (mut waiting, posted) =
             (Waiting::new(self, Waits::ForAcknowledgements), self.with(|engine| engine.posted()));
-        let _: Result<()> =
-            std::future::poll_fn(|context| waiting.poll(context, |engine| engine.try_drain(posted))).await;
+        let _: Result<()> = poll_fn(|context| waiting.poll(context, |engine| engine.try_drain(posted))).await;
         let connection = self.with(|engine| {
             engine.end(Error::Closed);
             engine.connection().clone()
@@ -277,9 +301,18 @@ impl Handle {
         connection.close().await;
     }
 
+    async fn offer(&self, memory: Vec<u8>) -> Result<()> {
+        let mut waiting = Waiting::new(self, Waits::ForAcknowledgements);
+        poll_fn(|context| waiting.poll(context, Engine::try_reserve_space)).await?;
+        let _reservation = Reservation(self);
+        let region = self.0.pd.expose(memory, Access::REMOTE_WRITE).map_err(rdma_async::Error::from)?;
+        let (mut waiting, mut region) = (Waiting::new(self, Waits::ToSend), Some(region));
+        poll_fn(|context| waiting.poll(context, |engine| engine.try_offer_space(&mut region))).await
+    }
+
     pub(crate) async fn flush(&self) -> Result<()> {
         let mut flush = Flush::new(self);
-        std::future::poll_fn(|context| flush.poll(context)).await
+        poll_fn(|context| flush.poll(context)).await
     }
 }
 
@@ -287,6 +320,15 @@ impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [local, peer] = self.0.addresses;
         f.debug_struct("Handle").field("local", &local).field("peer", &peer).finish_non_exhaustive()
+    }
+}
+
+/// One of the spaces that may be open. It is given back when it is dropped: then the engine has the space, or needs none.
+struct Reservation<'c>(&'c Handle);
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.0.0.shared.with_own(Engine::release_space);
     }
 }
 
@@ -310,6 +352,12 @@ impl<H: AsRef<Handle>> Waiting<H> {
 
     pub(crate) fn handle(&self) -> &Handle {
         self.handle.as_ref()
+    }
+
+    /// Waits for something else. The task has no place in line now.
+    pub(crate) fn wait_for(&mut self, waits: Waits) {
+        debug_assert!(self.place.is_none(), "its place was given back with the last result");
+        self.waits = waits;
     }
 
     /// Calls `f` if it is the turn of this task. The task waits while `f` returns `None`.
@@ -353,6 +401,14 @@ impl<H: AsRef<Handle>> Waiting<H> {
     }
 }
 
+impl<H: AsRef<Handle>> Waiting<H> {
+    /// The next message; `None` when the peer sends no more.
+    pub(crate) fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
+        let arrived = ready!(self.poll(context, Engine::try_receive))?;
+        Poll::Ready(arrived.map(Arrival::into_message).transpose())
+    }
+}
+
 impl<H: AsRef<Handle>> Drop for Waiting<H> {
     fn drop(&mut self) {
         let Waiting { handle, waits, place } = self;
@@ -385,69 +441,6 @@ impl<H: AsRef<Handle>> Flush<H> {
     }
 }
 
-/// The future of [`Channel::send`].
-///
-/// # Errors
-/// [`Error::TooLong`] when the peer does not accept a message of this length; the reason why the channel has ended.
-#[must_use = "a future does nothing unless it is polled"]
-pub struct Send<'c> {
-    waiting: Waiting<&'c Handle>,
-    message: Payload<'c>,
-    progress: Progress,
-    offer: Offer,
-}
-
-/// A message that the peer reads where it is.
-enum Offer {
-    /// The future was not polled yet.
-    Undecided,
-    /// The message is sent in packets.
-    None,
-    /// Registered, and not offered yet. `None` once it is offered.
-    Exposed(Option<Parts<ReadableRegion>>),
-    /// Offered. The peer has read it after this many answers.
-    Made(u64),
-}
-
-impl Future for Send<'_> {
-    type Output = Result<()>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let Send { waiting, message, progress, offer } = &mut *self;
-        let Owner { pd, rendezvous_threshold, .. } = &*waiting.handle().0;
-        if let Offer::Undecided = offer {
-            let parts = message.expose(pd, *rendezvous_threshold);
-            *offer = parts.map_or(Offer::None, |parts| Offer::Exposed(Some(parts)));
-        }
-        if let Offer::Exposed(parts) = offer {
-            let number = ready!(waiting.poll(context, |engine| engine.try_offer(parts)))?;
-            *offer = Offer::Made(number);
-            let handle = waiting.handle;
-            *waiting = Waiting::new(handle, Waits::ForAcknowledgements);
-        }
-        if let Offer::Made(number) = *offer {
-            return waiting.poll(context, |engine| engine.try_answered(number));
-        }
-        let sent = ready!(waiting.poll(context, |engine| engine.try_send(message, progress)));
-        *progress = Progress::default();
-        Poll::Ready(sent)
-    }
-}
-
-impl Drop for Send<'_> {
-    fn drop(&mut self) {
-        if self.progress.has_begun {
-            self.waiting.handle().0.shared.with_own(Engine::cancel);
-        }
-    }
-}
-
-impl fmt::Debug for Send<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Send").field("message", &self.message).finish_non_exhaustive()
-    }
-}
-
 /// The future of [`Channel::receive`].
 ///
 /// # Errors
@@ -459,7 +452,7 @@ impl Future for Receive<'_> {
     type Output = Result<Option<Message>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(context, Engine::try_receive)
+        self.0.poll_message(context)
     }
 }
 

@@ -93,6 +93,9 @@ pub enum Violation {
     /// An answer to an offer that was not made, or that was answered before.
     #[error("it has answered an offer that was not made, or twice")]
     ImpossibleAnswer,
+    /// A message in memory that this end has not offered, or that has a message already.
+    #[error("it has announced a message in memory that was not offered, or twice")]
+    NotOffered,
     /// A heartbeat when it was the turn of this end.
     #[error("it has sent a heartbeat out of turn")]
     UnexpectedHeartbeat,

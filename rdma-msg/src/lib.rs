@@ -57,7 +57,8 @@
 //!
 //! | a future is dropped | |
 //! |---|---|
-//! | [`Channel::send`] | the message does not arrive, unless the peer was already offered its memory |
+//! | [`Channel::send`] | the message does not arrive, unless its memory was already offered or written to the peer |
+//! | [`Channel::offer`] | the memory is freed, unless the peer was already told of it |
 //! | [`Channel::flush`], [`Channel::finish`] | can be called again |
 //! | [`Channel::receive`] | loses no message |
 //! | [`Channel::close`] | the channel is closed when its last handle is dropped |
@@ -94,6 +95,7 @@ mod options;
 mod parts;
 mod payload;
 mod receives;
+mod sending;
 mod shared;
 #[cfg_attr(
     not(any(feature = "futures", feature = "tokio")),
@@ -109,7 +111,7 @@ pub use adapters::Incoming;
 pub use adapters::hyper;
 #[cfg(feature = "tonic")]
 pub use adapters::tonic;
-pub use channel::{Channel, Receive, Send, Statistics};
+pub use channel::{Channel, Receive, Statistics};
 pub use connector::{Connector, connect, connect_stream};
 pub use error::{Error, Incompatible, Result, Violation};
 pub use listener::{Listener, ListenerBuilder, StreamListener};
@@ -118,4 +120,5 @@ pub use payload::Payload;
 pub use rdma_async::{Destination, Driver};
 pub use rdma_safe::cm::Address;
 pub use receives::SharedReceives;
+pub use sending::Send;
 pub use stream::{ReadHalf, Stream, WriteHalf};

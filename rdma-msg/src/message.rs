@@ -5,8 +5,9 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use rdma_safe::Buffer;
+use rdma_safe::{Buffer, ExposedRegion};
 
+use crate::error::Result;
 use crate::long::Long;
 use crate::shared::Shared;
 
@@ -24,10 +25,38 @@ enum Storage {
     Shared(Arc<Packet>, Part),
     /// A message that was read from the memory of the peer.
     Read(Buffer),
+    /// Memory of this program, to which the peer has written a message of this length.
+    Written(Vec<u8>, usize),
     /// A message that was copied from several packets or reads.
     Assembled(Long),
     /// A message that was copied since the program keeps many packets.
     Copied { bytes: Vec<u8>, _loan: Loan },
+}
+
+/// A message on its way from the engine to a task.
+pub(crate) enum Arrival {
+    Message(Message),
+    /// Memory that the peer has written, and may still access. Also the length of the message.
+    Written(ExposedRegion, usize),
+}
+
+impl Arrival {
+    /// The message. Ends the access of the peer, by a system call on hardware, so this is called without a lock.
+    pub(crate) fn into_message(self) -> Result<Message> {
+        match self {
+            Arrival::Message(message) => Ok(message),
+            Arrival::Written(region, len) => match region.into_memory() {
+                Ok(memory) => Ok(Message(Storage::Written(memory, len))),
+                Err(error) => Err(rdma_async::Error::from(rdma_safe::Error::from(error)).into()),
+            },
+        }
+    }
+}
+
+impl From<Message> for Arrival {
+    fn from(message: Message) -> Self {
+        Arrival::Message(message)
+    }
 }
 
 /// Bytes that a copy takes besides the message, approximately.
@@ -142,7 +171,23 @@ impl Message {
         match self.0 {
             Storage::Assembled(bytes) => bytes.into_vec(),
             Storage::Copied { bytes, .. } => bytes,
+            Storage::Written(mut memory, len) => {
+                memory.truncate(len);
+                memory
+            }
             Storage::Packet(..) | Storage::Shared(..) | Storage::Read(_) => self.to_vec(),
+        }
+    }
+
+    /// The memory to which the peer has written the message, with its whole length. It can be [offered](crate::Channel::offer)
+    /// again.
+    ///
+    /// # Errors
+    /// The message, if its bytes have arrived in another way.
+    pub fn into_offered(self) -> Result<Vec<u8>, Self> {
+        match self.0 {
+            Storage::Written(memory, _) => Ok(memory),
+            _ => Err(self),
         }
     }
 }
@@ -155,6 +200,7 @@ impl Deref for Message {
             Storage::Packet(packet, part) => packet.part(*part),
             Storage::Shared(packet, part) => packet.part(*part),
             Storage::Read(buffer) => buffer,
+            Storage::Written(memory, len) => memory.get(..*len).unwrap_or_default(),
             Storage::Assembled(bytes) => bytes,
             Storage::Copied { bytes, .. } => bytes,
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::SharedReceives;
-use crate::engine::READS;
+use crate::engine::{READS, WRITES};
 use crate::flow::{ABORT_SENDS, ANSWER_SENDS, CONTROL, CONTROL_SENDS, HEARTBEAT_SENDS, HEARTBEATS, OFFERS};
 use crate::wire::{Hello, MAX_PACKET, MAX_WINDOW, MIN_PACKET, Purpose, VERSIONS};
 
@@ -80,10 +80,11 @@ macro_rules! setters {
             self
         }
 
-        /// Length in bytes from which on the peer reads memory in place instead of receiving copies; 64 KiB by default. Channels
-        /// only, and for memory that [moves in](crate::Payload).
+        /// Length in bytes from which on messages are not copied; 64 KiB by default. Channels only, and for memory that
+        /// [moves in](crate::Payload). The peer reads it in place, or this end writes it to memory that the peer has
+        /// [offered](crate::Channel::offer).
         ///
-        /// The memory is registered for that message alone, and deregistered when the peer has read it. This saves the copies. On
+        /// The memory is registered for that message alone, and deregistered when that is done. This saves the copies. On
         /// hardware, a registration costs system calls. `usize::MAX` disables it.
         pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
             self.options.rendezvous_threshold = bytes;
@@ -141,6 +142,7 @@ macro_rules! transport {
         };
         builder
             .sends(options.transport_sends())
+            .send_elements(crate::engine::WRITE_PARTS)
             .receives(options.transport_receives())
             .message_size(options.packet_size as usize)
             .keepalive(options.keepalive)
@@ -173,7 +175,7 @@ impl Options {
     }
 
     pub(crate) fn transport_sends(&self) -> u32 {
-        self.sends + CONTROL_SENDS + ANSWER_SENDS + HEARTBEAT_SENDS + ABORT_SENDS + READS
+        self.sends + CONTROL_SENDS + ANSWER_SENDS + HEARTBEAT_SENDS + ABORT_SENDS + READS + WRITES
     }
 
     pub(crate) fn transport_receives(&self) -> u32 {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::IoSlice;
 use std::mem;
 
-use rdma_safe::{Buffer, ProtectionDomain, ReadableRegion, SharedBuffer};
+use rdma_safe::{Buffer, Gather, ProtectionDomain, ReadableRegion, SharedBuffer};
 
 use crate::parts::Parts;
 use crate::wire::MAX_PARTS;
@@ -42,6 +42,15 @@ impl Part {
         }
     }
 
+    /// Registers it for local work, unless it is registered already.
+    fn share(&self, pd: &ProtectionDomain) -> Option<SharedBuffer> {
+        match self {
+            Part::Shared(buffer) => Some(buffer.clone()),
+            #[cfg(feature = "bytes")]
+            Part::Bytes(bytes) => pd.share(bytes.clone()).ok(),
+        }
+    }
+
     /// Registers it for peers to read.
     fn expose(&self, pd: &ProtectionDomain) -> Option<ReadableRegion> {
         match self.clone() {
@@ -69,12 +78,31 @@ impl Payload<'_> {
         self.len() == 0
     }
 
-    /// Registers memory that the peer can read in place, if the message has at least `least` bytes. `None` if the message is
-    /// shorter, borrowed, has too many parts, or cannot be registered. It is then copied.
-    pub(crate) fn expose(&mut self, pd: &ProtectionDomain, least: usize) -> Option<Parts<ReadableRegion>> {
-        if self.len() < least.max(1) {
-            return None;
+    /// Whether its memory moves in.
+    pub(crate) fn is_owned(&self) -> bool {
+        !matches!(self.0, Source::Slice(_) | Source::List(_))
+    }
+
+    /// Registers memory that moves in, to write it to the peer. `None` if it has more than `most` parts, or cannot be registered.
+    pub(crate) fn register(&mut self, pd: &ProtectionDomain, most: usize) -> Option<Gather> {
+        match mem::replace(&mut self.0, Source::Slice(&[])) {
+            Source::Vec(bytes) => match pd.try_register(bytes) {
+                Ok(buffer) => return Some(buffer.into()),
+                Err(error) => self.0 = Source::Vec(error.memory),
+            },
+            Source::Buffer(buffer) => return Some(buffer.into()),
+            other => self.0 = other,
         }
+        let mut list = Gather::new();
+        for part in self.parts().take(most + 1) {
+            list.push(part.share(pd)?);
+        }
+        (1..=most).contains(&list.len()).then_some(list)
+    }
+
+    /// Registers memory that moves in, for the peer to read. `None` if it has too many parts, or cannot be registered. It is then
+    /// copied.
+    pub(crate) fn expose(&mut self, pd: &ProtectionDomain) -> Option<Parts<ReadableRegion>> {
         match mem::replace(&mut self.0, Source::Slice(&[])) {
             Source::Vec(bytes) => match pd.expose_read_only(bytes) {
                 Ok(region) => return Some(region.into()),
@@ -83,15 +111,21 @@ impl Payload<'_> {
             Source::Buffer(buffer) => self.0 = Source::Part(Part::Shared(buffer.freeze())),
             other => self.0 = other,
         }
-        match &self.0 {
-            Source::Part(part) => part.expose(pd).map(Into::into),
-            Source::Parts(parts) => {
-                let parts: Vec<_> = parts.iter().filter(|part| !part.slice().is_empty()).collect();
-                let regions = (parts.len() <= MAX_PARTS).then(|| parts.into_iter().map(|part| part.expose(pd)));
-                Parts::new(regions?.collect::<Option<Vec<_>>>()?)
-            }
-            _ => None,
+        if self.parts().count() > MAX_PARTS {
+            return None;
         }
+        let mut regions = self.parts().map(|part| part.expose(pd));
+        Some(Parts { first: regions.next()??, rest: regions.collect::<Option<_>>()? })
+    }
+
+    /// The parts of memory that can be shared.
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        let parts = match &self.0 {
+            Source::Part(part) => std::slice::from_ref(part),
+            Source::Parts(parts) => &parts[..],
+            _ => &[],
+        };
+        parts.iter().filter(|part| !part.slice().is_empty())
     }
 
     /// Copies the bytes from `offset` on, as many as `target` has room for.

@@ -151,7 +151,7 @@ impl ReadHalf {
         match self.chunk.take() {
             Some(rest) if self.at == 0 => Ok(Some(rest)),
             Some(rest) => Ok(Some(Message::assembled(rest[self.at..].to_vec().into()))),
-            None => std::future::poll_fn(|context| self.waiting.poll(context, Engine::try_receive)).await,
+            None => std::future::poll_fn(|context| self.waiting.poll_message(context)).await,
         }
     }
 
@@ -164,7 +164,7 @@ impl ReadHalf {
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<&[u8]>> {
         while self.chunk.as_ref().is_none_or(|chunk| self.at == chunk.len()) {
             (self.chunk, self.at) = (None, 0);
-            match ready!(self.waiting.poll(context, Engine::try_receive))? {
+            match ready!(self.waiting.poll_message(context))? {
                 Some(chunk) => self.chunk = Some(chunk),
                 None => return Poll::Ready(Ok(&[])),
             }

@@ -55,6 +55,8 @@ pub(crate) enum Class {
     /// A receive for control packets. It has a frame with [`Kind::Abort`], and is the last packet: it is used when there is no
     /// credit for data.
     Abort,
+    /// A receive of the window. It has no frames: its sender offers memory for a message.
+    Space,
 }
 
 /// What a frame is.
@@ -74,11 +76,13 @@ pub(crate) enum Kind {
     End,
     /// The sender has aborted the connection: a code and the reason.
     Abort,
+    /// A message that was written to memory that the receiver has offered: the number of the offer, and the length.
+    Written,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 7] =
-        [Kind::Whole, Kind::Long, Kind::Part, Kind::Offer, Kind::Cancelled, Kind::End, Kind::Abort];
+    pub(crate) const ALL: [Kind; 8] =
+        [Kind::Whole, Kind::Long, Kind::Part, Kind::Offer, Kind::Cancelled, Kind::End, Kind::Abort, Kind::Written];
 }
 
 /// A frame of a received packet. Its payload is at `start..start + len` of the packet.
@@ -112,6 +116,7 @@ pub(crate) fn decode_header(packet: &[u8]) -> Result<(Class, Counts), Violation>
         3 => Class::Waiver,
         4 => Class::Heartbeat,
         5 => Class::Abort,
+        6 => Class::Space,
         _ => return Err(Violation::UnknownKind),
     };
     let window = u16::from_be_bytes([header[2], header[3]]).into();
@@ -194,6 +199,7 @@ pub(crate) fn memory(memory: RemoteMemory) -> [u8; PART] {
     bytes
 }
 
+/// The memory in the first [`PART`] bytes. Callers have as many.
 fn decode_memory(bytes: &[u8]) -> RemoteMemory {
     RemoteMemory { len: long_number(bytes), address: long_number(&bytes[8..]), rkey: number(&bytes[16..]) }
 }
@@ -209,6 +215,29 @@ pub(crate) fn decode_offer(payload: &[u8], most: u64) -> Result<Parts<RemoteMemo
         left = left.checked_sub(part.len).filter(|_| part.len != 0).ok_or(Violation::TooLong)?;
     }
     Ok(parts)
+}
+
+/// Decodes the memory in a packet of [`Class::Space`].
+pub(crate) fn decode_space(packet: &[u8]) -> Result<RemoteMemory, Violation> {
+    let payload = packet.get(HEADER..HEADER + PART).ok_or(Violation::Truncated)?;
+    Ok(decode_memory(payload))
+}
+
+/// Length of the payload of [`Kind::Written`].
+pub(crate) const WRITTEN: usize = 12;
+
+/// The payload of [`Kind::Written`].
+pub(crate) fn written(number: u32, len: u64) -> [u8; WRITTEN] {
+    let mut bytes = [0; WRITTEN];
+    bytes[..4].copy_from_slice(&number.to_be_bytes());
+    bytes[4..].copy_from_slice(&len.to_be_bytes());
+    bytes
+}
+
+/// Decodes the payload of [`Kind::Written`].
+pub(crate) fn decode_written(payload: &[u8]) -> Result<(u32, u64), Violation> {
+    let bytes: &[u8; WRITTEN] = payload.try_into().map_err(|_| Violation::Truncated)?;
+    Ok((number(bytes), long_number(&bytes[4..])))
 }
 
 /// The payload of [`Kind::Abort`].
@@ -370,7 +399,7 @@ mod tests {
         let packet =
             header(Class::Control, Counts { window: 1, data: 1, control: 2, answered: 0, is_out_of_credit: false });
         assert_eq!(decode_header(&packet[..HEADER - 1]), Err(Violation::Truncated));
-        assert_eq!(decode_header(&[6; HEADER]), Err(Violation::UnknownKind));
+        assert_eq!(decode_header(&[7; HEADER]), Err(Violation::UnknownKind));
         assert_eq!(decode_waiver(&[0; HEADER + WAIVER - 1]), Err(Violation::Truncated));
         assert_eq!(decode_waiver(&[[0; HEADER].as_slice(), &[0, 0, 1, 2]].concat()), Ok(0x102));
         let mut packet = frame(Kind::Whole, 1).to_vec();
@@ -379,7 +408,7 @@ mod tests {
         packet[..4].copy_from_slice(&u32::MAX.to_be_bytes());
         packet.push(0);
         assert_eq!(decode_frame(&packet, 0), Err(Violation::Truncated));
-        packet[..5].copy_from_slice(&[0, 0, 0, 1, 7]);
+        packet[..5].copy_from_slice(&[0, 0, 0, 1, 8]);
         assert_eq!(decode_frame(&packet, 0), Err(Violation::UnknownKind));
         let memory = RemoteMemory { address: 1 << 40, len: 7 << 33, rkey: 0x0102_0304 };
         let parts = [memory, RemoteMemory { len: 5, ..memory }];

@@ -44,6 +44,11 @@ fn offer(len: u64, rkey: u32) -> Vec<u8> {
     frame(3, &[&[len, 4096].map(u64::to_be_bytes).concat()[..], &rkey.to_be_bytes()].concat())
 }
 
+/// The announcement of a message that was written.
+fn written(number: u32, len: u64) -> Vec<u8> {
+    frame(7, &[&number.to_be_bytes()[..], &len.to_be_bytes()].concat())
+}
+
 /// The credits of a peer with 8 receives that has received nothing.
 const HONEST: [u32; 2] = [8, 3];
 
@@ -72,7 +77,10 @@ async fn a_lying_peer_ends_its_own_channel_only() {
     for (expected, packets) in [
         (Violation::Truncated, vec![vec![0; 15]]),
         (Violation::Truncated, vec![vec![]]),
-        (Violation::UnknownKind, vec![packet(6, HONEST, &[])]),
+        (Violation::UnknownKind, vec![packet(7, HONEST, &[])]),
+        (Violation::Truncated, vec![packet(6, HONEST, &[0; 19])]),
+        (Violation::Truncated, vec![packet(0, HONEST, &frame(7, &[0; 11]))]),
+        (Violation::NotOffered, vec![packet(0, HONEST, &written(0, 10))]),
         (Violation::Truncated, vec![packet(5, HONEST, &[])]),
         (Violation::UnknownKind, vec![packet(5, HONEST, &frame(0, b"data in an abort"))]),
         (Violation::Truncated, vec![packet(3, HONEST, &[0; 3])]),
@@ -120,6 +128,30 @@ async fn a_lying_peer_ends_its_own_channel_only() {
         assert!(channel.send("anything").await.is_err());
         client.send("others go on").await.unwrap();
         assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"others go on");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_cannot_offer_too_much_memory_or_announce_what_it_was_not_offered() {
+    let _soft = soft0();
+    let listener = Listener::builder().window(32).bind("127.0.0.1:0").await.unwrap();
+    let (offering, channel) = liar(&listener).await;
+    for _ in 0..17 {
+        send(&offering, packet(6, HONEST, &[1; 20])).await;
+    }
+    let error = soon(channel.receive()).await.unwrap_err();
+    assert!(matches!(error, Error::Protocol(Violation::OffersBeyondLimit)), "{error}");
+    for (len, is_honest, expected) in [(10, true, Violation::NotOffered), (11, false, Violation::TooLong)] {
+        let (liar, channel) = liar(&listener).await;
+        soon(channel.offer(vec![7; 10])).await.unwrap();
+        for _ in 0..2 {
+            send(&liar, packet(0, HONEST, &written(0, len))).await;
+        }
+        if is_honest {
+            assert_eq!(*soon(channel.receive()).await.unwrap().unwrap(), [7; 10]);
+        }
+        let error = soon(channel.receive()).await.unwrap_err();
+        assert!(matches!(error, Error::Protocol(found) if found == expected), "{expected:?}: {error}");
     }
 }
 

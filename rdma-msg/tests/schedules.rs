@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -29,6 +30,9 @@ use support::{soon, until};
 
 /// Messages that each end sends.
 const MESSAGES: u64 = 60;
+
+/// Messages that were written to memory that their receiver had offered.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// How an end leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,7 +124,19 @@ async fn send(channel: &Channel, log: &Log, mut random: Random, pauses: bool) ->
 /// Receives messages, of which it keeps some. Returns how the peer ended.
 async fn receive(channel: &Channel, log: &Log, mut random: Random, most: u64) -> Result<(), Error> {
     let mut kept: Vec<(Message, Vec<u8>)> = Vec::new();
+    // `None` once this end sends no more.
+    let mut spare = Some(vec![0; 40_000]);
     let result = loop {
+        if random.below(4) == 0 {
+            if let Some(memory) = spare.take() {
+                let polls = random.below(3);
+                match at_most(polls, channel.offer(memory)).await {
+                    Some(Err(Error::Closed)) => {}
+                    Some(Err(error)) => break Err(error),
+                    Some(Ok(())) | None => spare = Some(vec![0; random.index(60_000) + 1]),
+                }
+            }
+        }
         let received = match random.below(4) {
             0 => at_most(random.below(3), channel.receive()).await.transpose(),
             _ => Some(channel.receive().await).transpose(),
@@ -140,6 +156,10 @@ async fn receive(channel: &Channel, log: &Log, mut random: Random, most: u64) ->
         while kept.len() as u64 >= most || (!kept.is_empty() && random.below(2) == 0) {
             let (message, expected) = kept.swap_remove(random.index(kept.len()));
             assert!(*message == *expected, "a kept message changed");
+            if let Ok(memory) = message.into_offered() {
+                WRITTEN.fetch_add(1, Ordering::Relaxed);
+                spare = spare.take().and(Some(memory));
+            }
         }
     };
     assert!(kept.iter().all(|(message, expected)| **message == **expected));
@@ -251,4 +271,5 @@ fn messages_arrive_once_and_in_order_whatever_happens() {
         reports.retain(|report| in_order || report.kind != Kind::StaleKey);
         assert!(reports.is_empty(), "seed {seed}: {reports:?}");
     }
+    assert_ne!(WRITTEN.load(Ordering::Relaxed), 0);
 }

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rdma_msg::{Channel, Connector, Error, Listener, SharedReceives};
+use rdma_pool::Budget;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -69,6 +70,39 @@ fn channels_echo_messages_of_all_sizes() {
         server.await.unwrap();
         let sent = client.statistics();
         assert_eq!((sent.messages_sent, sent.messages_acknowledged), (516, 516), "{sent:?}");
+    });
+}
+
+#[test]
+fn long_messages_are_read_or_written_in_parts_without_a_copy() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    block_on(async {
+        let [client, server] = channel(address).await;
+        let buffer = |len: usize| {
+            let mut buffer = client.pool().try_get(Budget::Sends, len).unwrap();
+            buffer.fill_from(&pattern(len)).unwrap();
+            buffer
+        };
+        // Twice read, since no memory is offered, and then twice written.
+        for is_written in [false, false, true, true] {
+            if is_written {
+                server.offer(vec![0; 400_000]).await.unwrap();
+                while client.statistics().offers_received != server.statistics().offers_sent {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+            let parts = vec![buffer(300_000), buffer(1), buffer(70_001)];
+            let expected: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
+            let (sent, received) = tokio::join!(client.send(parts), server.receive());
+            sent.unwrap();
+            let message = received.unwrap().unwrap();
+            assert!(*message == *expected);
+            assert_eq!(message.into_offered().is_ok(), is_written);
+        }
+        assert_eq!([&client, &server].map(|end| end.statistics().bytes_copied), [0, 0]);
+        assert_eq!(client.statistics().messages_written, 2);
+        client.close().await.unwrap();
     });
 }
 

@@ -12,7 +12,7 @@ use rdma_safe::RemoteMemory;
 use super::Engine;
 use crate::assembly::{Assembly, Meaning, aborted};
 use crate::error::{Error, Violation};
-use crate::message::{CopyBudget, Message, Packet, Part};
+use crate::message::{Arrival, CopyBudget, Message, Packet, Part};
 use crate::parts::Parts;
 use crate::shared::Shared;
 use crate::wire::{self, Frame, HEADER, Hello, Kind, aligned};
@@ -52,9 +52,19 @@ enum Taken {
     Message(Message),
     /// A message is to be read from the memory of the peer.
     Offer(Parts<RemoteMemory>),
+    /// A message was written to memory that this end has offered: its number, and the length of the message.
+    Written(u32, u64),
     /// The peer sends no more.
     End,
     /// Nothing has arrived.
+    Nothing,
+}
+
+/// What a task gets.
+enum Next {
+    Message(Arrival),
+    /// The peer sends no more.
+    End,
     Nothing,
 }
 
@@ -201,6 +211,10 @@ impl Incoming {
                     self.finish_packet();
                     return Ok((Taken::Offer(parts), 0));
                 }
+                Meaning::Written(number, len) => {
+                    self.finish_packet();
+                    return Ok((Taken::Written(number, len), 0));
+                }
                 Meaning::Long(whole) => {
                     self.finish_packet();
                     let copied = whole.len();
@@ -213,34 +227,42 @@ impl Incoming {
 
 impl Engine {
     /// The next message, after the one that is being read. Also the number of its bytes that were copied.
-    fn take(&mut self) -> Result<(Taken, usize), Error> {
+    fn take(&mut self) -> Result<(Next, usize), Error> {
         if self.reading.is_none() {
             match self.incoming.take()? {
+                (Taken::Message(message), copied) => return Ok((Next::Message(message.into()), copied)),
+                (Taken::End, _) => return Ok((Next::End, 0)),
+                (Taken::Nothing, _) => return Ok((Next::Nothing, 0)),
+                (Taken::Written(number, len), _) => {
+                    let region = self.take_written(number, len)?;
+                    return Ok((Next::Message(Arrival::Written(region, len as usize)), 0));
+                }
                 (Taken::Offer(parts), _) => {
                     self.flow.offer_received()?;
                     self.begin_reading(parts)?;
                 }
-                taken => return Ok(taken),
             }
         }
-        Ok(self.take_read().map_or((Taken::Nothing, 0), |(message, copied)| (Taken::Message(message), copied)))
+        Ok(self.take_read().map_or((Next::Nothing, 0), |(message, copied)| (Next::Message(message.into()), copied)))
     }
 
     /// Takes the next message, or learns that the peer sends no more. The outer `None` means that nothing has arrived.
-    pub(crate) fn try_receive(&mut self) -> Result<Option<Option<Message>>, Error> {
-        let taken = self.take();
+    pub(crate) fn try_receive(&mut self) -> Result<Option<Option<Arrival>>, Error> {
+        let next = self.take();
         self.freed.packets.append(&mut self.incoming.spent);
         if self.incoming.has_ended() {
             self.flow.peer_finished();
         }
-        match taken {
-            // An offer is being read.
-            Ok((Taken::Nothing | Taken::Offer(_), _)) => self.ended_or(None),
-            Ok((Taken::End, _)) => Ok(Some(None)),
-            Ok((Taken::Message(message), copied)) => {
+        match next {
+            Ok((Next::Nothing, _)) => self.ended_or(None),
+            Ok((Next::End, _)) => Ok(Some(None)),
+            Ok((Next::Message(arrival), copied)) => {
                 self.counts.statistics.messages_received += 1;
                 self.counts.statistics.bytes_copied += copied as u64;
-                Ok(Some(Some(self.spare_receive(message))))
+                Ok(Some(Some(match arrival {
+                    Arrival::Message(message) => self.spare_receive(message).into(),
+                    written @ Arrival::Written(..) => written,
+                })))
             }
             Err(error) => {
                 self.freed.packets.extend(self.incoming.clear());

@@ -8,6 +8,7 @@ mod incoming;
 mod liveness;
 mod outgoing;
 mod reading;
+mod spaces;
 mod timer;
 
 use std::future::Future;
@@ -17,7 +18,8 @@ use std::sync::Weak;
 use std::task::{Context, Poll, Waker};
 
 use rdma_async::Connection;
-use rdma_safe::{Buffer, ReadableRegion};
+use rdma_async::{List, OwnedOperation, Threads};
+use rdma_safe::{Buffer, Gather, ReadableRegion};
 
 use crate::channel::Statistics;
 use crate::error::{Error, Violation};
@@ -32,10 +34,12 @@ use incoming::{Arrived, Incoming};
 use liveness::Liveness;
 use outgoing::{CONTROL_BUFFERS, Outgoing, Sent};
 use reading::Reading;
+use spaces::Spaces;
 use timer::Timer;
 
 pub(crate) use outgoing::Progress;
 pub(crate) use reading::READS;
+pub(crate) use spaces::{Space, WRITE_PARTS, WRITES};
 
 /// The engine of a channel.
 pub(crate) struct Engine {
@@ -51,6 +55,7 @@ pub(crate) struct Engine {
     incoming: Incoming,
     /// The message that is being read from the memory of the peer.
     reading: Option<Reading>,
+    spaces: Spaces,
     /// Why nothing more can be sent, and nothing more arrives.
     ended: Option<Error>,
     senders: Line,
@@ -105,12 +110,15 @@ pub(crate) struct Freed {
     messages: Vec<Message>,
     packets: Vec<Arrived>,
     readings: Vec<Reading>,
+    lists: Vec<Gather>,
+    writes: Vec<OwnedOperation<Threads, List>>,
 }
 
 impl Freed {
     fn is_empty(&self) -> bool {
-        let Freed { regions, buffers, messages, packets, readings } = self;
-        regions.is_empty() && buffers.is_empty() && messages.is_empty() && packets.is_empty() && readings.is_empty()
+        let Freed { regions, buffers, messages, packets, readings, lists, writes } = self;
+        let has_common = !(regions.is_empty() && buffers.is_empty() && messages.is_empty() && packets.is_empty());
+        !has_common && readings.is_empty() && lists.is_empty() && writes.is_empty()
     }
 }
 
@@ -149,6 +157,7 @@ impl Engine {
             incoming: Incoming::new(connection.receiver(), own, copies, channel),
             connection,
             reading: None,
+            spaces: Spaces::default(),
             ended: None,
             senders: Line::default(),
             readers: Line::default(),
@@ -173,6 +182,7 @@ impl Engine {
             self.fail(error);
         }
         if news.has(News::COMPLETIONS) {
+            self.take_writes();
             self.advance_reading();
         }
         if news.has(News::TIMER) {
@@ -343,6 +353,7 @@ impl Engine {
     /// Frees the memory that the end of the channel leaves.
     fn free_memory(&mut self) {
         self.freed.regions.extend(self.outgoing.take_offers());
+        self.freed.writes.extend(self.spaces.take_all_writes());
         if let Some(reading) = self.reading.take_if(|reading| !reading.is_done()) {
             self.freed.readings.push(reading);
             // A message is lost, so later ones must not be delivered.
@@ -469,6 +480,15 @@ impl Engine {
                 self.grow();
                 self.counts.statistics.packets_received += 1;
                 self.incoming.push(packet);
+            }
+            Class::Space => {
+                let memory = crate::wire::decode_space(&packet);
+                self.repost(packet);
+                let memory = memory?;
+                self.flow.received(counts)?;
+                self.flow.returned();
+                self.grow();
+                self.space_received(memory)?;
             }
             Class::Abort => {
                 let decoded = crate::wire::decode_abort_packet(&packet);

@@ -113,6 +113,11 @@ impl Outgoing {
         }
     }
 
+    /// Longest message that the peer accepts, in bytes.
+    pub(super) fn max_message(&self) -> usize {
+        self.max_message
+    }
+
     pub(super) fn has_finished(&self) -> bool {
         self.has_finished
     }
@@ -140,7 +145,7 @@ impl Outgoing {
     /// The buffer of a packet that was sent.
     pub(super) fn take_back(&mut self, class: Class, buffer: Buffer) {
         match class {
-            Class::Data | Class::Waiver => self.spare.push(buffer),
+            Class::Data | Class::Waiver | Class::Space => self.spare.push(buffer),
             Class::Control | Class::Answer | Class::Heartbeat | Class::Abort => self.control.push(buffer),
         }
     }
@@ -179,7 +184,7 @@ impl Outgoing {
     }
 
     /// The open packet has the end of a long message.
-    fn end_message(&mut self) {
+    pub(super) fn end_message(&mut self) {
         if let Some(open) = &mut self.open {
             open.messages += 1;
         }
@@ -430,7 +435,7 @@ impl Engine {
         self.outgoing.cancel_due = true;
     }
 
-    fn check_open(&self) -> Result<(), Error> {
+    pub(super) fn check_open(&self) -> Result<(), Error> {
         match &self.ended {
             Some(ended) => Err(ended.clone()),
             None if self.outgoing.has_finished => Err(Error::Closed),
@@ -439,7 +444,7 @@ impl Engine {
     }
 
     /// Adds a frame to the open packet or to a new one. False if there is no room.
-    fn place(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+    pub(super) fn place(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         loop {
             match self.space() {
                 Some(space) if frame_len(len) <= space => break,
@@ -452,7 +457,7 @@ impl Engine {
     }
 
     /// Adds a cancellation if one is due. False if there is no room for it.
-    fn place_cancellation(&mut self) -> bool {
+    pub(super) fn place_cancellation(&mut self) -> bool {
         if self.outgoing.cancel_due && self.place(Kind::Cancelled, 0, |_| {}) {
             self.outgoing.cancel_due = false;
             self.has_new_room = true;
@@ -494,19 +499,38 @@ impl Engine {
         if !self.outgoing.has_frames() {
             return false;
         }
-        if self.flow.room() == 0 {
-            // Earlier packets may have completed.
-            self.take_done();
-            if self.ended.is_some() {
-                return false;
-            }
-        }
-        let Some(counts) = self.flow.send() else { return false };
+        let Some(counts) = self.credit() else { return false };
         let Some(Open { buffer, used, messages }) = mem::take(&mut self.outgoing.open) else { return false };
         self.counts.statistics.packets_sent += 1;
         self.has_new_room = true;
         self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);
         self.ended.is_none()
+    }
+
+    /// Uses credit for a packet of the window. `None` without credit or room.
+    fn credit(&mut self) -> Option<Counts> {
+        if self.flow.room() == 0 {
+            // Earlier packets may have completed.
+            self.take_done();
+            if self.ended.is_some() {
+                return None;
+            }
+        }
+        self.flow.send()
+    }
+
+    /// Uses credit for a packet of its own, after all frames that were added before. `None` without credit or room.
+    pub(super) fn start_packet(&mut self) -> Option<(Buffer, Counts)> {
+        while self.outgoing.has_frames() {
+            if !self.send_open() {
+                return None;
+            }
+        }
+        self.space()?;
+        let counts = self.credit()?;
+        let Open { buffer, .. } = self.outgoing.open.take()?;
+        self.has_new_room = true;
+        Some((buffer, counts))
     }
 
     pub(super) fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {

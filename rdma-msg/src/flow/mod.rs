@@ -439,7 +439,7 @@ impl Flow {
 /// The index of the entries of the send queue that a packet uses.
 fn entry(class: Class) -> usize {
     match class {
-        Class::Data | Class::Waiver => 0,
+        Class::Data | Class::Waiver | Class::Space => 0,
         Class::Control | Class::Abort => 1,
         Class::Answer => 2,
         Class::Heartbeat => 3,

@@ -120,6 +120,8 @@ struct End {
     to_read: u8,
     /// Heartbeats that this end may still send.
     heartbeats: u8,
+    /// Offers of memory for messages that this end may still send.
+    spaces: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -137,6 +139,8 @@ struct Case {
     offers: bool,
     /// Heartbeats that each end sends.
     heartbeats: u8,
+    /// Offers of memory for messages that each end may send before its last message.
+    spaces: u8,
 }
 
 type State = [End; 2];
@@ -166,9 +170,11 @@ enum Event {
     Answer,
     /// This end sends a heartbeat.
     Heartbeat,
+    /// This end offers memory for a message.
+    Space,
 }
 
-const EVENTS: [Event; 11] = [
+const EVENTS: [Event; 12] = [
     Event::Send,
     Event::Update,
     Event::Deliver,
@@ -180,6 +186,7 @@ const EVENTS: [Event; 11] = [
     Event::Read,
     Event::Answer,
     Event::Heartbeat,
+    Event::Space,
 ];
 
 impl Case {
@@ -211,6 +218,7 @@ impl Case {
                 seen: 0,
                 to_read: 0,
                 heartbeats: self.heartbeats,
+                spaces: self.spaces,
             }
         })
     }
@@ -232,6 +240,14 @@ impl Case {
                 own.wire.push(Packet { number: own.sent, is_offer: self.offers, ..packet(counts, Class::Data) });
                 own.positions[usize::from(own.sent)] = own.flow.sent();
                 own.sent += 1;
+            }
+            Event::Space => {
+                if own.sent == self.messages[side] {
+                    return None;
+                }
+                own.spaces = own.spaces.checked_sub(1)?;
+                let counts = own.flow.send()?;
+                own.wire.push(packet(counts, Class::Space));
             }
             Event::Update => {
                 let counts = own.flow.update()?;
@@ -258,7 +274,10 @@ impl Case {
                 let Packet { counts, class, number, is_offer, waived } = own.arrived.pop()?;
                 if matches!(event, Event::SeeAndGrow) {
                     let mut seen = own.flow;
-                    if class != Class::Data || seen.received(counts).is_err() || seen.growth() == 0 {
+                    if !matches!(class, Class::Data | Class::Space)
+                        || seen.received(counts).is_err()
+                        || seen.growth() == 0
+                    {
                         return None;
                     }
                 }
@@ -271,11 +290,6 @@ impl Case {
                         if own.seen == self.messages[1 - side] {
                             own.flow.peer_finished();
                         }
-                        if matches!(event, Event::SeeAndGrow) {
-                            let receives = own.flow.growth();
-                            own.posted += receives;
-                            own.flow.grow(receives);
-                        }
                         if is_offer {
                             own.flow.offer_received().expect("the peer keeps to the protocol");
                             own.to_read += 1;
@@ -285,6 +299,11 @@ impl Case {
                         own.flow.waived(counts, waived.into()).expect("the peer keeps to the protocol");
                         // The receive of this packet is posted again, and others are taken away.
                         own.posted = (own.posted + 1).checked_sub(waived.into()).expect("they are posted");
+                    }
+                    Class::Space => {
+                        own.posted += 1;
+                        own.flow.received(counts).expect("the peer keeps to the protocol");
+                        own.flow.returned();
                     }
                     Class::Abort => unreachable!("no end aborts"),
                     Class::Heartbeat => {
@@ -299,6 +318,11 @@ impl Case {
                         own.posted += 1;
                         own.flow.updated(counts).expect("the peer keeps to the protocol");
                     }
+                }
+                if matches!(event, Event::SeeAndGrow) {
+                    let receives = own.flow.growth();
+                    own.posted += receives;
+                    own.flow.grow(receives);
                 }
             }
             Event::Return => {
@@ -374,8 +398,10 @@ impl Case {
     /// What must hold in each state, also because the connection may be lost in it.
     fn check(&self, state: &State, side: usize) {
         let [own, peer] = [&state[side], &state[1 - side]];
-        // A waiver tells that the packets before it were received, also those that the program keeps.
-        let taken = peer.seen - if self.windows == self.max_windows { peer.kept } else { 0 };
+        // Usually, messages that the program keeps do not count as taken. But a waiver tells that all packets before it were
+        // received, and the receive of an offer is posted again before those of earlier messages.
+        let is_in_order = self.windows == self.max_windows && self.spaces == 0;
+        let taken = peer.seen - if is_in_order { peer.kept } else { 0 };
         assert!((taken..own.sent).all(|number| !own.flow.has_taken(own.positions[usize::from(number)])), "{state:#?}");
         // Credit is conserved: each packet that the peer may send, or has sent, has a receive.
         let unseen = |class| {
@@ -383,7 +409,8 @@ impl Case {
         };
         let waived: u32 =
             own.wire.items().iter().chain(peer.arrived.items()).map(|packet| u32::from(packet.waived)).sum();
-        let data = own.flow.credit() + unseen(Class::Data) + unseen(Class::Waiver) + waived + u32::from(peer.kept);
+        let on_their_way = [Class::Data, Class::Waiver, Class::Space].map(unseen).iter().sum::<u32>();
+        let data = own.flow.credit() + on_their_way + waived + u32::from(peer.kept);
         assert!(data <= peer.flow.window(), "{state:#?}");
         assert!((self.windows[side]..=self.max_windows[side]).contains(&own.flow.window()), "{state:#?}");
         let control = own.flow.allowed.control.wrapping_sub(own.flow.sent.control);
@@ -428,6 +455,7 @@ fn cases() -> impl Iterator<Item = Case> {
                     start,
                     offers,
                     heartbeats: 0,
+                    spaces: 0,
                 };
                 // The second start wraps after the first packet.
                 let cases = [case(1, 0, false), case(2, u32::MAX, false)];
@@ -460,6 +488,7 @@ fn elastic_cases() -> impl Iterator<Item = Case> {
                 start,
                 offers: false,
                 heartbeats: 0,
+                spaces: 0,
             })
         })
     })
@@ -478,6 +507,27 @@ fn heartbeat_cases() -> impl Iterator<Item = Case> {
             start: u32::MAX,
             offers: false,
             heartbeats: 2,
+            spaces: 0,
+        })
+    })
+}
+
+/// Cases in which the ends offer memory for messages.
+fn space_cases() -> impl Iterator<Item = Case> {
+    let windows = [([1, 1], [1, 1]), ([1, 2], [1, 2]), ([2, 2], [2, 2]), ([1, 1], [2, 1])];
+    windows.into_iter().flat_map(|(windows, max_windows)| {
+        [[1, 0], [1, 1], [2, 0], [0, 3], [2, 1]].into_iter().flat_map(move |messages| {
+            [(1, 0), (2, windows[0].min(windows[1]) as u8 - 1)].map(|(sends, hold)| Case {
+                windows,
+                max_windows,
+                messages,
+                sends,
+                hold,
+                start: u32::MAX,
+                offers: false,
+                heartbeats: 0,
+                spaces: if max_windows == [1, 1] { 2 } else { 1 },
+            })
         })
     })
 }
@@ -485,7 +535,7 @@ fn heartbeat_cases() -> impl Iterator<Item = Case> {
 #[test]
 #[cfg_attr(miri, ignore = "millions of states")]
 fn no_order_of_events_leads_to_a_deadlock_or_to_a_lost_credit() {
-    let cases: Vec<Case> = cases().chain(elastic_cases()).chain(heartbeat_cases()).collect();
+    let cases: Vec<Case> = cases().chain(elastic_cases()).chain(heartbeat_cases()).chain(space_cases()).collect();
     let next = AtomicUsize::new(0);
     let explore =
         || std::iter::from_fn(|| Some(cases.get(next.fetch_add(1, Ordering::Relaxed))?.explore())).sum::<usize>();
