@@ -286,6 +286,14 @@ impl<S: Sharing> Connection<S> {
         self.inner.queue.kept(self.inner.key)
     }
 
+    /// Keeps something, such as memory that the peer may access, until the connection is gone. Then drops it.
+    ///
+    /// The connection can last for some time after its last handle is dropped: see [`linger`](crate::Connector::linger).
+    pub fn attach(&self, kept: impl Send + 'static) {
+        let unused = self.inner.queue.attach(self.inner.key, Box::new(kept));
+        drop(unused);
+    }
+
     /// Ends the connection, once the operations in flight have completed or the time to linger is over.
     ///
     /// Then waits until the peer has confirmed the end, for [`timeout`](crate::Connector::timeout) at most. A connection that has

@@ -1,13 +1,18 @@
 //! Wake-ups and drops that wait until no lock is held.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 
+use rdma_safe::mr::Piece;
 use rdma_safe::{Buffer, Completion};
 
 use crate::driver::state::Done;
 use crate::trace;
+
+/// What is dropped when a connection is gone.
+pub(crate) type Attachment = Box<dyn Any + Send>;
 
 /// Tasks to wake and memory to drop. Both can run code of the user, so they wait until no lock is held.
 ///
@@ -22,6 +27,8 @@ pub(crate) struct Effects {
     completions: Vec<Completion>,
     done: Vec<Done>,
     buffers: Vec<Buffer>,
+    pieces: Vec<Piece>,
+    attachments: Vec<Attachment>,
     dropped_wakers: Vec<Waker>,
     /// Why connections have failed. A subscriber of events is code of the user, too.
     failures: Vec<Arc<rdma_safe::Error>>,
@@ -47,6 +54,14 @@ impl Effects {
 
     pub(crate) fn drop_buffers(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
         self.more().buffers.extend(buffers);
+    }
+
+    pub(crate) fn drop_pieces(&mut self, pieces: Vec<Piece>) {
+        self.more().pieces.extend(pieces);
+    }
+
+    pub(crate) fn drop_attachments(&mut self, attachments: Vec<Attachment>) {
+        self.more().attachments.extend(attachments);
     }
 
     /// A connection has failed.
@@ -84,6 +99,8 @@ impl Effects {
         self.failures.drain(..).for_each(|error| trace::failed(&error));
         self.completions.clear();
         self.buffers.clear();
+        self.pieces.clear();
+        self.attachments.clear();
         self.dropped_wakers.drain(..).for_each(drop_waker);
         self.wake_all();
     }

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 
 use rdma_async::{Connection, Connector, Driver, Listener, Local};
 use rdma_pool::Budget;
+use rdma_safe::mr::ReadOnly;
 
 thread_local! {
     static CONNECTION: RefCell<Option<Connection<Local>>> = const { RefCell::new(None) };
@@ -116,6 +117,44 @@ fn wakers_may_use_the_driver() {
     }));
     assert!(CALLS.get() > before + 10);
     CONNECTION.take();
+}
+
+/// Memory that uses the driver when it is dropped.
+struct Intrudes(Vec<u8>);
+
+// SAFETY: the bytes are outside of the value, and are never changed.
+unsafe impl ReadOnly for Intrudes {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Intrudes {
+    fn drop(&mut self) {
+        intrude();
+    }
+}
+
+#[test]
+fn memory_in_lists_of_a_removed_connection_may_use_the_driver() {
+    rdma_safe::soft::install().unwrap();
+    let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
+    let (client, server) = runner.block_on(async {
+        let listener = Listener::builder().driver(&driver).bind("127.0.0.1:0").await.unwrap();
+        let connector = Connector::with_driver(&driver);
+        let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        (client.unwrap(), server.unwrap())
+    });
+    CONNECTION.set(Some(client.clone()));
+    let shared = client.pd().share(Intrudes(vec![7; 100])).unwrap();
+    let mut send = Box::pin(client.send_list(shared));
+    assert!(send.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let before = CALLS.get();
+    // Nobody has taken the completion.
+    drop(runner);
+    assert_eq!(CALLS.get(), before + 1);
+    CONNECTION.take();
+    drop(server);
 }
 
 /// Counts its calls, and panics.

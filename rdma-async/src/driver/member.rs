@@ -14,7 +14,7 @@ use super::events::Source;
 use super::lookups::Lookups;
 use super::state::Origin;
 use crate::core::{Slot, Waiters};
-use crate::effects::Effects;
+use crate::effects::{Attachment, Effects};
 use crate::receives::Receives;
 use crate::{Error, Sharing};
 
@@ -58,6 +58,8 @@ pub(crate) struct Member<S: Sharing> {
     pub(crate) drain_until: Option<Instant>,
     /// Tasks that wait until the connection is gone.
     pub(crate) closers: Vec<Waker>,
+    /// Dropped when the connection is gone.
+    pub(crate) attachments: Vec<Attachment>,
 }
 
 /// How far a connection is.
@@ -135,6 +137,7 @@ impl<S: Sharing> Member<S> {
             is_stopped: false,
             drain_until: None,
             closers: Vec::new(),
+            attachments: Vec::new(),
         }
     }
 

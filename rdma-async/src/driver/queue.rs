@@ -12,7 +12,7 @@ use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
 use super::state::{BATCH, Counts, Done, Origin, Received, State, Unposted, Unusual};
 use crate::core::{Slot, Slots, Ticket, Waiters};
-use crate::effects::{Effects, wake};
+use crate::effects::{Attachment, Effects, wake};
 use crate::receives::{DomainReceives, Receives};
 use crate::{Request, Result, Sharing};
 
@@ -387,6 +387,20 @@ impl<S: Sharing> Queue<S> {
         if has_begun {
             self.events.poller.wake();
         }
+    }
+
+    /// Drops `memory` when the connection is gone. Returns it if that is so already.
+    pub(crate) fn attach(&self, key: EndpointKey, memory: Attachment) -> Option<Attachment> {
+        if self.events.is_inherited() {
+            return Some(memory);
+        }
+        S::with(&self.state, |state| match state.member(key) {
+            Some(member) => {
+                member.attachments.push(memory);
+                None
+            }
+            None => Some(memory),
+        })
     }
 
     /// Whether a connection is gone. If not, wakes the task when it is.

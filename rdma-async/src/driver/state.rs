@@ -1,6 +1,7 @@
 //! What the lock of a queue protects.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -339,15 +340,17 @@ impl<S: Sharing> State<S> {
 
     /// Forgets a connection whose endpoint was removed, and had these buffers.
     fn forget(&mut self, key: EndpointKey, buffers: Vec<Buffer>, effects: &mut Effects) {
+        effects.drop_pieces(self.set.take_shared_memory());
         let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else {
             return effects.drop_buffers(buffers);
         };
         member.end(&Ended::Closed, effects);
         fail_operations(&mut member, &mut self.slots, effects);
-        let Member { inbox, receives, kept, .. } = &mut *member;
+        let Member { inbox, receives, kept, attachments, .. } = &mut *member;
         let messages = inbox.drain(..).filter_map(|message| message.buffer);
         effects.drop_buffers(buffers.into_iter().chain(messages).filter_map(|buffer| receives.post_shared(buffer)));
         receives.leave_to_readers(*kept);
+        effects.drop_attachments(mem::take(attachments));
         member.closers.drain(..).for_each(|waker| effects.wake(waker));
     }
 

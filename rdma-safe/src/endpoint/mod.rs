@@ -30,7 +30,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::interface::{Any, Interface, Known};
-use crate::mr::Piece;
+use crate::mr::{Gather, Piece};
 use crate::qp::QueuePairAttributes;
 use crate::{
     Buffer, CompletionChannel, CompletionQueue, ConnectOptions, PollError, ProtectionDomain, QueuePair,
@@ -315,11 +315,20 @@ impl<I: Interface> Poster<I> {
 impl Live {
     /// Buffers of all work that was not handed out. The queue pair must be destroyed first.
     fn take_buffers(&mut self) -> impl Iterator<Item = Buffer> + use<'_> {
+        let lists: Vec<_> = self.take_lists().collect();
+        self.take_single_buffers().chain(lists.into_iter().flatten().filter_map(Piece::into_buffer))
+    }
+
+    /// Like [`Live::take_buffers`], without those in lists.
+    fn take_single_buffers(&mut self) -> impl Iterator<Item = Buffer> + use<'_> {
         debug_assert!(self.destroyed);
-        let Live { sends, receives, .. } = self;
-        let listed: Vec<_> = sends.take_lists().chain(receives.take_lists()).collect();
-        let listed = listed.into_iter().flatten().filter_map(Piece::into_buffer);
-        sends.take_buffers().chain(receives.take_buffers()).chain(listed)
+        self.sends.take_buffers().chain(self.receives.take_buffers())
+    }
+
+    /// Lists of all work that was not handed out. The queue pair must be destroyed first.
+    fn take_lists(&mut self) -> impl Iterator<Item = Gather> + use<'_> {
+        debug_assert!(self.destroyed);
+        self.sends.take_lists().chain(self.receives.take_lists())
     }
 
     /// Destroys the queue pair, once.
@@ -334,8 +343,8 @@ impl Live {
         let qp = unsafe { ManuallyDrop::take(&mut self.qp) };
         // The device may read and write the buffers for as long as the queue pair exists.
         qp.destroy_or_keep(|| {
-            let lists: Vec<_> = self.sends.take_lists().chain(self.receives.take_lists()).collect();
-            (lists, self.take_buffers().collect::<Vec<_>>(), self.datagrams.take())
+            let lists: Vec<_> = self.take_lists().collect();
+            (lists, self.take_single_buffers().collect::<Vec<_>>(), self.datagrams.take())
         })
     }
 }

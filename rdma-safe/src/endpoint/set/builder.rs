@@ -20,12 +20,21 @@ pub struct EndpointSetBuilder {
     timestamps: bool,
     vector: u32,
     classic_poll: bool,
+    keep_shared_memory: bool,
 }
 
 impl EndpointSetBuilder {
     pub(super) fn new(context: &Context, completions: u32) -> Self {
         let context = context.clone();
-        EndpointSetBuilder { context, completions, events: false, timestamps: false, vector: 0, classic_poll: false }
+        EndpointSetBuilder {
+            context,
+            completions,
+            events: false,
+            timestamps: false,
+            vector: 0,
+            classic_poll: false,
+            keep_shared_memory: false,
+        }
     }
 
     /// Lets [`EndpointSet::wait`] sleep until there is an event, instead of spinning.
@@ -57,6 +66,15 @@ impl EndpointSetBuilder {
         self
     }
 
+    /// Keeps shared memory and parts of exposed regions that removed endpoints leave, for
+    /// [`EndpointSet::take_shared_memory`]. Without this, they are dropped when the endpoint is removed.
+    ///
+    /// For callers that hold a lock meanwhile: dropping the last owner of memory can run code of the program.
+    pub fn keep_shared_memory(mut self, keep: bool) -> Self {
+        self.keep_shared_memory = keep;
+        self
+    }
+
     /// Creates the completion queue: `ibv_create_cq_ex(3)`.
     ///
     /// # Errors
@@ -71,8 +89,12 @@ impl EndpointSetBuilder {
             cq = cq.channel(&self.context.create_channel()?);
         }
         let cq = cq.build()?;
+        let mut members = Members::default();
+        if self.keep_shared_memory {
+            members.leftovers.keep();
+        }
         Ok(EndpointSet {
-            members: Members::default(),
+            members,
             room: Room::new(self.completions, cq.capacity()),
             lent: None,
             schedule: Schedule::new(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::EndpointKey;
 use super::backlog::{Backlog, Backlogs};
+use super::leftovers::Leftovers;
 use super::qp_numbers::{Owner, QpNumbers};
 use crate::endpoint::completion::{Completion, Operation};
 use crate::endpoint::datagram::DatagramSender;
@@ -12,7 +13,6 @@ use crate::endpoint::keepalive::{Check, Keepalive};
 use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
 use crate::endpoint::poll_each::take_plain;
 use crate::endpoint::{Live, Poster};
-use crate::mr::Piece;
 use crate::qp::QpId;
 use crate::srq::Slab;
 use crate::{Buffer, PollError, WcFlags, WcStatus, WorkCompletion, srq};
@@ -27,6 +27,7 @@ pub(super) struct Members {
     /// Receives of pools that completed while an endpoint was removed, and messages beyond a share.
     deferred: VecDeque<(EndpointKey, Completion)>,
     removal: Option<Removal>,
+    pub(super) leftovers: Leftovers,
     /// Whether endpoints take turns: all messages pass through `backlogs`.
     takes_turns: bool,
     backlogs: Backlogs,
@@ -130,24 +131,28 @@ impl Members {
     /// collected.
     pub(super) fn begin_removal(&mut self, key: EndpointKey) -> Option<Box<Poster>> {
         self.find(key)?;
-        let slot = self.slots.get_mut(key.index as usize)?;
+        let Members { slots, free, ready, leftovers, backlogs, deferred, .. } = self;
+        let slot = slots.get_mut(key.index as usize)?;
         slot.is_ready = false;
         let mut poster = slot.poster.take()?;
-        self.free.push(key.index);
-        self.ready.retain(|ready| *ready != key.index);
+        free.push(key.index);
+        ready.retain(|ready| *ready != key.index);
         let mut buffers = Vec::new();
-        while let Some(message) = self.backlogs.pop(&mut slot.backlog) {
-            buffers.extend(message.into_buffers());
+        let mut collect = |completion: &mut Completion| {
+            buffers.extend(completion.buffer.take());
+            leftovers.sort(completion.list.take(), &mut buffers);
+        };
+        while let Some(mut message) = backlogs.pop(&mut slot.backlog) {
+            collect(&mut message);
         }
-        self.deferred.retain_mut(|(whose, completion)| {
+        deferred.retain_mut(|(whose, completion)| {
             let stays = *whose != key;
             if !stays {
-                let listed = completion.list.take().into_iter().flatten().filter_map(Piece::into_buffer);
-                buffers.extend(completion.buffer.take().into_iter().chain(listed));
+                collect(completion);
             }
             stays
         });
-        buffers.extend(poster.slow.completion.take().into_iter().flat_map(Completion::into_buffers));
+        poster.slow.completion.take().iter_mut().for_each(collect);
         let number = poster.live.qp.number();
         self.by_qp_num.insert(number, Owner::Removed);
         self.removal = Some(Removal { number, pool: poster.live.pool.clone(), buffers });
@@ -157,6 +162,12 @@ impl Members {
     /// Returns the buffers that were collected.
     pub(super) fn end_removal(&mut self) -> Vec<Buffer> {
         self.removal.take().map_or_else(Vec::new, |removal| removal.buffers)
+    }
+
+    /// Takes the memory of a removed endpoint whose queue pair is destroyed.
+    pub(super) fn take_memory(&mut self, live: &mut Live, buffers: &mut Vec<Buffer>) {
+        buffers.extend(live.take_single_buffers());
+        self.leftovers.sort(live.take_lists(), buffers);
     }
 
     /// Forgets the number of a destroyed queue pair, all of whose completions have been polled.

@@ -2,6 +2,7 @@
 
 mod backlog;
 mod builder;
+mod leftovers;
 mod lent;
 mod members;
 mod poll;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use super::EndpointBuilder;
 use crate::cq::CqId;
+use crate::mr::Piece;
 use crate::qp::QpId;
 use crate::{Buffer, CompletionChannel, CompletionQueue, Context, Error, PollError, Result, WcFields};
 
@@ -245,8 +247,14 @@ impl EndpointSet {
         drained?;
         self.members.forget_qp(number);
         self.room.vacate(&poster.live);
-        buffers.extend(poster.live.take_buffers());
+        self.members.take_memory(&mut poster.live, &mut buffers);
         Ok(buffers)
+    }
+
+    /// Takes the memory in lists of removed endpoints that is not a [`Buffer`], if the set was
+    /// [built](EndpointSetBuilder::keep_shared_memory) to keep it.
+    pub fn take_shared_memory(&mut self) -> Vec<Piece> {
+        self.members.leftovers.take()
     }
 
     /// Takes all completions that are in the queue now, and keeps them.
