@@ -84,7 +84,7 @@ impl Assembly {
                     return Err(Violation::TooLong.into());
                 }
                 if bytes.is_empty() {
-                    *bytes = Long::with_capacity(*len).ok_or(Violation::TooLong)?;
+                    *bytes = Long::with_capacity(*len).ok_or(Error::OutOfMemory { len: *len })?;
                 }
                 bytes.extend_from_slice(payload);
                 if bytes.len() == *len {
@@ -98,6 +98,9 @@ impl Assembly {
             }
             (Kind::Written, None) => {
                 let (number, len) = wire::decode_written(payload)?;
+                if len > self.max_message as u64 {
+                    return Err(Violation::TooLong.into());
+                }
                 return Ok(Meaning::Written(number, len));
             }
             (Kind::Cancelled, long) => *long = None,
@@ -155,7 +158,7 @@ mod tests {
         assert_eq!(refused(&mut Assembly::new(10), Kind::Long, &[0; 8]), Some(Violation::Truncated));
         let mut huge = Assembly::new(u64::MAX);
         huge.frame(Kind::Long, &[0xff; 8]).unwrap();
-        assert_eq!(refused(&mut huge, Kind::Part, b"more than there is"), Some(Violation::TooLong));
+        assert!(matches!(huge.frame(Kind::Part, b"more than there is"), Err(Error::OutOfMemory { .. })));
         assert_eq!(refused(&mut Assembly::new(10), Kind::Long, &[0; 7]), Some(Violation::Truncated));
         assert_eq!(refused(&mut Assembly::new(10), Kind::Whole, &[0; 11]), Some(Violation::TooLong));
         assert_eq!(refused(&mut long(5), Kind::Part, b"abcdef"), Some(Violation::TooLong));
@@ -207,7 +210,7 @@ mod tests {
                     Some(missing) if random(4) != 0 => (Kind::Part, missing),
                     _ if any == Kind::Long => (any, wire::LONG),
                     _ if any == Kind::Written => (any, wire::WRITTEN),
-                    _ if any == Kind::Offer => (any, wire::PART * random(4) as usize),
+                    _ if any == Kind::Offer => (any, wire::MEMORY * random(4) as usize),
                     _ => (any, random(200) as usize),
                 };
                 packet.extend(wire::frame(kind, len as u32));

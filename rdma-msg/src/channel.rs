@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Waker, ready};
 
 use rdma_async::{Connection, coop};
 use rdma_pool::{Budget, Pool};
+use rdma_safe::ProtectionDomain;
 use rdma_safe::cm::Address;
-use rdma_safe::{Access, ProtectionDomain};
 
 use crate::engine::{Engine, Reserved, WRITE_PARTS, Waits};
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ pub struct Statistics {
     pub starved: u64,
     /// Packets of the peer that may wait at this end now. It changes only with [shared receives](crate::SharedReceives).
     pub window: u32,
-    /// Times that a task has waited: to send, to receive, or for acknowledgements.
+    /// Times that a task has waited: to send, to receive, for acknowledgements, or to offer memory.
     pub waits: u64,
 }
 
@@ -90,10 +90,10 @@ pub(crate) struct Owner {
     pub(crate) shared: Arc<Shared>,
     /// This end and the peer.
     pub(crate) addresses: [Option<Address>; 2],
-    /// The domain in which memory is registered that the peer reads.
+    /// The domain in which long messages and offered memory are registered.
     pub(crate) pd: ProtectionDomain,
     pub(crate) pool: Pool,
-    /// Length from which on the peer reads a message of owned memory where it is.
+    /// Least length in bytes of owned memory that is not copied.
     pub(crate) rendezvous_threshold: usize,
     /// The most parts of memory of a message that is written to memory of the peer.
     pub(crate) write_parts: usize,
@@ -116,10 +116,11 @@ impl Channel {
     /// peer, see [`Channel::flush`]. If the future is dropped before it is ready, the message does not arrive, also if parts of
     /// it were sent already.
     ///
-    /// Long memory that moves in is not copied: the peer reads it in place when its program receives it, and
-    /// the future is ready after that ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). Such a message
-    /// may still arrive after the future is dropped. Its memory is freed when the peer has read it, or when the channel ends.
-    /// Memory that cannot be registered is copied.
+    /// Long memory that moves in is not copied ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). If
+    /// the peer has [offered](Channel::offer) memory that is long enough, this end writes the message there. Otherwise the peer
+    /// reads the memory when its program receives the message, and the future is ready after that. Such a message may still arrive
+    /// after the future is dropped. The memory is freed when it was read or written, or when the channel ends. Memory that cannot
+    /// be registered is copied.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
@@ -135,20 +136,23 @@ impl Channel {
         Receive(Waiting::new(&self.handle, Waits::ToReceive))
     }
 
-    /// Offers memory to which the peer may write a message. Ready when the peer has been told.
+    /// Offers memory to which the peer may write one message. Ready when the offer is on its way.
     ///
-    /// When the peer [sends](Channel::send) long memory that moves in, of at most 4 parts, it writes it to the oldest offered
-    /// memory that is long enough. If there is none, this end reads the message. A written message is received in its turn, without
-    /// a copy, after the peer has lost its access. [`Message::into_offered`] then returns the memory.
+    /// The peer uses it for a message that [moves in](Payload), has at least the [rendezvous
+    /// threshold](crate::Connector::rendezvous_threshold) of the peer (64 KiB by default), and at most 16 parts. It uses the oldest
+    /// offered memory that is long enough. All other messages arrive as without offers.
     ///
-    /// Up to 16 offers are open; further ones wait until one is used. The memory is registered for one message alone. Memory that
-    /// was not used is freed when the last handle of the channel is dropped.
+    /// [`Channel::receive`] returns the message in its turn, without a copy. Until then the peer may change any byte of the memory,
+    /// but cannot read it. [`Message::into_offered`] returns the memory.
+    ///
+    /// At most 16 offers are open. A further one waits until this end receives a written message, so do not await it in the task
+    /// that receives. Memory that was not used is freed when the last handle of the channel is dropped and the connection is gone.
     ///
     /// # Errors
-    /// [`Error::Connection`] when the memory is empty or cannot be registered; [`Error::Closed`] after [`Channel::finish`]; the
-    /// reason why the channel has ended.
+    /// The memory is freed. [`Error::Connection`] when it is empty or cannot be registered; [`Error::Closed`] after
+    /// [`Channel::finish`]; the reason why the channel has ended.
     pub async fn offer(&self, memory: Vec<u8>) -> Result<()> {
-        self.handle.offer(memory).await
+        crate::offering::offer(&self.handle, memory).await
     }
 
     /// Waits until all messages that were sent before have reached the memory of the peer.
@@ -301,15 +305,6 @@ impl Handle {
         connection.close().await;
     }
 
-    async fn offer(&self, memory: Vec<u8>) -> Result<()> {
-        let mut waiting = Waiting::new(self, Waits::ForAcknowledgements);
-        poll_fn(|context| waiting.poll(context, Engine::try_reserve_space)).await?;
-        let _reservation = Reservation(self);
-        let region = self.0.pd.expose(memory, Access::REMOTE_WRITE).map_err(rdma_async::Error::from)?;
-        let (mut waiting, mut region) = (Waiting::new(self, Waits::ToSend), Some(region));
-        poll_fn(|context| waiting.poll(context, |engine| engine.try_offer_space(&mut region))).await
-    }
-
     pub(crate) async fn flush(&self) -> Result<()> {
         let mut flush = Flush::new(self);
         poll_fn(|context| flush.poll(context)).await
@@ -320,15 +315,6 @@ impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [local, peer] = self.0.addresses;
         f.debug_struct("Handle").field("local", &local).field("peer", &peer).finish_non_exhaustive()
-    }
-}
-
-/// One of the spaces that may be open. It is given back when it is dropped: then the engine has the space, or needs none.
-struct Reservation<'c>(&'c Handle);
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        self.0.0.shared.with_own(Engine::release_space);
     }
 }
 
@@ -358,6 +344,13 @@ impl<H: AsRef<Handle>> Waiting<H> {
     pub(crate) fn wait_for(&mut self, waits: Waits) {
         debug_assert!(self.place.is_none(), "its place was given back with the last result");
         self.waits = waits;
+    }
+
+    /// The next message; `None` when the peer sends no more.
+    pub(crate) fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
+        let arrived = ready!(self.poll(context, Engine::try_receive))?;
+        let message = arrived.map(Arrival::into_message).transpose();
+        Poll::Ready(message.inspect_err(|error| self.handle().with(|engine| engine.lose_written(error.clone()))))
     }
 
     /// Calls `f` if it is the turn of this task. The task waits while `f` returns `None`.
@@ -398,14 +391,6 @@ impl<H: AsRef<Handle>> Waiting<H> {
             coop.made_progress();
         }
         result
-    }
-}
-
-impl<H: AsRef<Handle>> Waiting<H> {
-    /// The next message; `None` when the peer sends no more.
-    pub(crate) fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
-        let arrived = ready!(self.poll(context, Engine::try_receive))?;
-        Poll::Ready(arrived.map(Arrival::into_message).transpose())
     }
 }
 

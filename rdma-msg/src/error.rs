@@ -40,6 +40,12 @@ pub enum Error {
         /// The longest message that the peer accepts, in bytes.
         max: usize,
     },
+    /// This end has no memory for a message that the peer sends. The connection was ended.
+    #[error("no memory for a message of {len} bytes: lower max_message at this end, so that the peer cannot send it")]
+    OutOfMemory {
+        /// Length of the message in bytes.
+        len: usize,
+    },
     /// The peer does not use this protocol, or not for the same purpose.
     #[error("{0}")]
     Incompatible(Incompatible),
@@ -87,8 +93,8 @@ pub enum Violation {
     /// It has waived more credit than it had.
     #[error("it has waived more credit than it had")]
     ImpossibleWaiver,
-    /// More offers of memory than may be open.
-    #[error("it has offered more than it may at once")]
+    /// More offers than may be open: of memory to read, or of memory for messages.
+    #[error("it has made more offers of memory than it may at once")]
     OffersBeyondLimit,
     /// An answer to an offer that was not made, or that was answered before.
     #[error("it has answered an offer that was not made, or twice")]
@@ -154,6 +160,7 @@ impl From<Error> for std::io::Error {
             Error::Connection(Connection::Closed) | Error::Closed => ErrorKind::BrokenPipe,
             Error::Connection(Connection::Failed(_)) => ErrorKind::ConnectionAborted,
             Error::TooLong { .. } => ErrorKind::InvalidInput,
+            Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Error::Timeout(_) | Error::Unresponsive(_) => ErrorKind::TimedOut,
             Error::Protocol(_) | Error::Incompatible(_) => ErrorKind::InvalidData,
             Error::Connection(_) => ErrorKind::Other,

@@ -57,8 +57,8 @@
 //!
 //! | a future is dropped | |
 //! |---|---|
-//! | [`Channel::send`] | the message does not arrive, unless its memory was already offered or written to the peer |
-//! | [`Channel::offer`] | the memory is freed, unless the peer was already told of it |
+//! | [`Channel::send`] | the message does not arrive, unless the peer may already read its memory |
+//! | [`Channel::offer`] | the memory is freed, and the peer does not learn of it |
 //! | [`Channel::flush`], [`Channel::finish`] | can be called again |
 //! | [`Channel::receive`] | loses no message |
 //! | [`Channel::close`] | the channel is closed when its last handle is dropped |
@@ -91,6 +91,7 @@ mod flow;
 mod listener;
 mod long;
 mod message;
+mod offering;
 mod options;
 mod parts;
 mod payload;

@@ -159,6 +159,7 @@ mod tests {
             second.capacity() == 3_141_593
         };
         assert!((0..1000).any(is_reused));
+        assert!(Long::with_capacity(usize::MAX).is_none());
         let own = Long::from(vec![1; KEPT.0]);
         assert_eq!(own.into_vec(), [1; KEPT.0]);
     }

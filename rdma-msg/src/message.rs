@@ -179,8 +179,9 @@ impl Message {
         }
     }
 
-    /// The memory to which the peer has written the message, with its whole length. It can be [offered](crate::Channel::offer)
-    /// again.
+    /// The memory that was offered for the message, with its whole length, to [offer](crate::Channel::offer) it again.
+    ///
+    /// Read the length of the message before. The bytes after the message are unspecified.
     ///
     /// # Errors
     /// The message, if its bytes have arrived in another way.

@@ -80,12 +80,12 @@ macro_rules! setters {
             self
         }
 
-        /// Length in bytes from which on messages are not copied; 64 KiB by default. Channels only, and for memory that
-        /// [moves in](crate::Payload). The peer reads it in place, or this end writes it to memory that the peer has
-        /// [offered](crate::Channel::offer).
+        /// Least length in bytes of messages that are not copied; 64 KiB by default. Channels only, and for memory that
+        /// [moves in](crate::Payload). The peer reads the memory in place, or this end writes the message to memory that the peer
+        /// has [offered](crate::Channel::offer).
         ///
-        /// The memory is registered for that message alone, and deregistered when that is done. This saves the copies. On
-        /// hardware, a registration costs system calls. `usize::MAX` disables it.
+        /// The memory is registered for that message alone, and deregistered after the read or write. This saves the copies. On
+        /// hardware, a registration costs system calls. `usize::MAX` disables both.
         pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
             self.options.rendezvous_threshold = bytes;
             self

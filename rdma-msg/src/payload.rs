@@ -1,19 +1,20 @@
 //! What a program sends.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
 use std::mem;
 
-use rdma_safe::{Buffer, Gather, ProtectionDomain, ReadableRegion, SharedBuffer};
+use rdma_safe::{Buffer, ProtectionDomain, ReadableRegion, SharedBuffer};
 
 use crate::parts::Parts;
-use crate::wire::MAX_PARTS;
+use crate::wire::MAX_OFFER_PARTS;
 
 /// The bytes of a message to send: a slice, a list of slices, or memory that moves into the channel.
 ///
-/// Long memory that moves in is not copied: `Vec<u8>`, `Bytes`, registered buffers, and lists of up to 16 `Bytes` or registered
-/// buffers; see [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold). Everything else is copied into
-/// packets.
+/// Long memory that moves in is not copied: `Vec<u8>`, `Bytes`, registered buffers, and `Vec`s of up to 16 `Bytes` or registered
+/// buffers, where empty ones do not count; see [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold).
+/// Everything else is copied into packets.
 pub struct Payload<'a>(Source<'a>);
 
 enum Source<'a> {
@@ -21,42 +22,42 @@ enum Source<'a> {
     List(&'a [IoSlice<'a>]),
     Vec(Vec<u8>),
     Buffer(Buffer),
-    Part(Part),
-    Parts(Vec<Part>),
+    Segment(Segment),
+    Segments(Vec<Segment>),
 }
 
 /// Memory that does not change, and that is cheap to clone.
 #[derive(Clone)]
-enum Part {
+enum Segment {
     Shared(SharedBuffer),
     #[cfg(feature = "bytes")]
     Bytes(bytes::Bytes),
 }
 
-impl Part {
+impl Segment {
     fn slice(&self) -> &[u8] {
         match self {
-            Part::Shared(buffer) => buffer,
+            Segment::Shared(buffer) => buffer,
             #[cfg(feature = "bytes")]
-            Part::Bytes(bytes) => bytes,
+            Segment::Bytes(bytes) => bytes,
         }
     }
 
     /// Registers it for local work, unless it is registered already.
     fn share(&self, pd: &ProtectionDomain) -> Option<SharedBuffer> {
         match self {
-            Part::Shared(buffer) => Some(buffer.clone()),
+            Segment::Shared(buffer) => is_same(buffer.pd(), pd).then(|| buffer.clone()),
             #[cfg(feature = "bytes")]
-            Part::Bytes(bytes) => pd.share(bytes.clone()).ok(),
+            Segment::Bytes(bytes) => pd.share(bytes.clone()).ok(),
         }
     }
 
     /// Registers it for peers to read.
     fn expose(&self, pd: &ProtectionDomain) -> Option<ReadableRegion> {
         match self.clone() {
-            Part::Shared(buffer) => pd.expose_read_only(buffer).ok(),
+            Segment::Shared(buffer) => pd.expose_read_only(buffer).ok(),
             #[cfg(feature = "bytes")]
-            Part::Bytes(bytes) => pd.expose_read_only(bytes).ok(),
+            Segment::Bytes(bytes) => pd.expose_read_only(bytes).ok(),
         }
     }
 }
@@ -67,7 +68,7 @@ impl Payload<'_> {
     pub fn len(&self) -> usize {
         match &self.0 {
             Source::List(list) => list.iter().map(|slice| slice.len()).sum(),
-            Source::Parts(parts) => parts.iter().map(|part| part.slice().len()).sum(),
+            Source::Segments(parts) => parts.iter().map(|part| part.slice().len()).sum(),
             _ => self.slice().len(),
         }
     }
@@ -83,21 +84,26 @@ impl Payload<'_> {
         !matches!(self.0, Source::Slice(_) | Source::List(_))
     }
 
-    /// Registers memory that moves in, to write it to the peer. `None` if it has more than `most` parts, or cannot be registered.
-    pub(crate) fn register(&mut self, pd: &ProtectionDomain, most: usize) -> Option<Gather> {
+    /// Registers memory that moves in, to write it to the peer. `None` if it has too many parts, is of another domain, or cannot be
+    /// registered.
+    pub(crate) fn register(&mut self, pd: &ProtectionDomain) -> Option<VecDeque<SharedBuffer>> {
         match mem::replace(&mut self.0, Source::Slice(&[])) {
             Source::Vec(bytes) => match pd.try_register(bytes) {
-                Ok(buffer) => return Some(buffer.into()),
+                Ok(buffer) => self.0 = Source::Buffer(buffer),
                 Err(error) => self.0 = Source::Vec(error.memory),
             },
-            Source::Buffer(buffer) => return Some(buffer.into()),
             other => self.0 = other,
         }
-        let mut list = Gather::new();
-        for part in self.parts().take(most + 1) {
-            list.push(part.share(pd)?);
+        self.freeze();
+        if self.parts().count() > MAX_OFFER_PARTS { None } else { self.parts().map(|part| part.share(pd)).collect() }
+    }
+
+    /// A buffer becomes memory that can be shared.
+    fn freeze(&mut self) {
+        match mem::replace(&mut self.0, Source::Slice(&[])) {
+            Source::Buffer(buffer) => self.0 = Source::Segment(Segment::Shared(buffer.freeze())),
+            other => self.0 = other,
         }
-        (1..=most).contains(&list.len()).then_some(list)
     }
 
     /// Registers memory that moves in, for the peer to read. `None` if it has too many parts, or cannot be registered. It is then
@@ -108,10 +114,10 @@ impl Payload<'_> {
                 Ok(region) => return Some(region.into()),
                 Err(error) => self.0 = Source::Vec(error.memory),
             },
-            Source::Buffer(buffer) => self.0 = Source::Part(Part::Shared(buffer.freeze())),
             other => self.0 = other,
         }
-        if self.parts().count() > MAX_PARTS {
+        self.freeze();
+        if self.parts().count() > MAX_OFFER_PARTS {
             return None;
         }
         let mut regions = self.parts().map(|part| part.expose(pd));
@@ -119,10 +125,10 @@ impl Payload<'_> {
     }
 
     /// The parts of memory that can be shared.
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn parts(&self) -> impl Iterator<Item = &Segment> {
         let parts = match &self.0 {
-            Source::Part(part) => std::slice::from_ref(part),
-            Source::Parts(parts) => &parts[..],
+            Source::Segment(part) => std::slice::from_ref(part),
+            Source::Segments(parts) => &parts[..],
             _ => &[],
         };
         parts.iter().filter(|part| !part.slice().is_empty())
@@ -132,7 +138,7 @@ impl Payload<'_> {
     pub(crate) fn copy(&self, offset: usize, target: &mut [u8]) {
         match &self.0 {
             Source::List(list) => copy(list.iter().map(|slice| &**slice), offset, target),
-            Source::Parts(parts) => copy(parts.iter().map(Part::slice), offset, target),
+            Source::Segments(parts) => copy(parts.iter().map(Segment::slice), offset, target),
             _ => copy([self.slice()].into_iter(), offset, target),
         }
     }
@@ -141,12 +147,17 @@ impl Payload<'_> {
     fn slice(&self) -> &[u8] {
         match &self.0 {
             Source::Slice(slice) => slice,
-            Source::List(_) | Source::Parts(_) => &[],
+            Source::List(_) | Source::Segments(_) => &[],
             Source::Vec(bytes) => bytes,
             Source::Buffer(buffer) => buffer,
-            Source::Part(part) => part.slice(),
+            Source::Segment(part) => part.slice(),
         }
     }
+}
+
+/// Whether work on a queue pair of `pd` can use memory of `other`.
+fn is_same(other: &ProtectionDomain, pd: &ProtectionDomain) -> bool {
+    other.as_raw() == pd.as_raw()
 }
 
 /// Copies the bytes of slices, as if they were one, from `offset` on.
@@ -220,19 +231,19 @@ impl From<Buffer> for Payload<'_> {
 
 impl From<SharedBuffer> for Payload<'_> {
     fn from(buffer: SharedBuffer) -> Self {
-        Payload(Source::Part(Part::Shared(buffer)))
+        Payload(Source::Segment(Segment::Shared(buffer)))
     }
 }
 
 impl From<Vec<Buffer>> for Payload<'_> {
     fn from(buffers: Vec<Buffer>) -> Self {
-        Payload(Source::Parts(buffers.into_iter().map(|buffer| Part::Shared(buffer.freeze())).collect()))
+        Payload(Source::Segments(buffers.into_iter().map(|buffer| Segment::Shared(buffer.freeze())).collect()))
     }
 }
 
 impl From<Vec<SharedBuffer>> for Payload<'_> {
     fn from(buffers: Vec<SharedBuffer>) -> Self {
-        Payload(Source::Parts(buffers.into_iter().map(Part::Shared).collect()))
+        Payload(Source::Segments(buffers.into_iter().map(Segment::Shared).collect()))
     }
 }
 
@@ -251,14 +262,14 @@ impl<'a> From<&'a crate::Message> for Payload<'a> {
 #[cfg(feature = "bytes")]
 impl From<bytes::Bytes> for Payload<'_> {
     fn from(bytes: bytes::Bytes) -> Self {
-        Payload(Source::Part(Part::Bytes(bytes)))
+        Payload(Source::Segment(Segment::Bytes(bytes)))
     }
 }
 
 #[cfg(feature = "bytes")]
 impl From<Vec<bytes::Bytes>> for Payload<'_> {
     fn from(list: Vec<bytes::Bytes>) -> Self {
-        Payload(Source::Parts(list.into_iter().map(Part::Bytes).collect()))
+        Payload(Source::Segments(list.into_iter().map(Segment::Bytes).collect()))
     }
 }
 

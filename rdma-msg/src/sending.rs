@@ -5,10 +5,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use rdma_safe::{Gather, ReadableRegion};
+use rdma_safe::ReadableRegion;
 
 use crate::channel::{Handle, Owner, Waiting};
-use crate::engine::{Engine, Progress, Space, Waits};
+use crate::engine::{Engine, Progress, Waits, Writing};
 use crate::error::Result;
 use crate::parts::Parts;
 use crate::payload::Payload;
@@ -22,46 +22,42 @@ use crate::payload::Payload;
 pub struct Send<'c> {
     waiting: Waiting<&'c Handle>,
     message: Payload<'c>,
-    way: Way,
+    /// `None` until the first poll.
+    way: Option<Way>,
 }
 
 /// How a message is sent.
 enum Way {
-    /// The future was not polled yet.
-    Undecided,
     /// It is copied into packets.
     Packets(Progress),
-    /// This end writes it to memory of the peer. Both are `None` once it is posted.
-    Write(Option<Space>, Option<Gather>),
+    /// This end writes it to memory of the peer. `None` once it is announced.
+    Write(Option<Writing>),
     /// The peer is to read this memory. `None` once it is offered.
     Offer(Option<Parts<ReadableRegion>>),
     /// The peer has read it after this many answers.
     Offered(u64),
 }
 
-impl<'c> Send<'c> {
-    pub(crate) fn new(waiting: Waiting<&'c Handle>, message: Payload<'c>) -> Self {
-        Send { waiting, message, way: Way::Undecided }
-    }
-
-    fn choose_way(&mut self) {
-        let Owner { pd, rendezvous_threshold, shared, write_parts, .. } = &*self.waiting.handle().0;
-        let Send { message, way, .. } = self;
-        *way = Way::Packets(Progress::default());
+impl Way {
+    fn choose(owner: &Owner, message: &mut Payload<'_>) -> Self {
+        let Owner { pd, rendezvous_threshold, shared, write_parts, .. } = owner;
+        let in_packets = Way::Packets(Progress::default());
         if message.len() < (*rendezvous_threshold).max(1) || !message.is_owned() {
-            return;
+            return in_packets;
         }
         if let Some(space) = shared.with(|engine| engine.claim_space(message.len())) {
-            *way = Way::Write(Some(space), message.register(pd, *write_parts));
-            if matches!(way, Way::Write(_, Some(_))) {
-                return;
+            if let Some(parts) = message.register(pd) {
+                return Way::Write(Some(Writing::new(space, parts, *write_parts)));
             }
             shared.with(|engine| engine.return_space(space));
-            *way = Way::Packets(Progress::default());
         }
-        if let Some(parts) = message.expose(pd) {
-            *way = Way::Offer(Some(parts));
-        }
+        message.expose(pd).map_or(in_packets, |parts| Way::Offer(Some(parts)))
+    }
+}
+
+impl<'c> Send<'c> {
+    pub(crate) fn new(waiting: Waiting<&'c Handle>, message: Payload<'c>) -> Self {
+        Send { waiting, message, way: None }
     }
 }
 
@@ -69,37 +65,33 @@ impl Future for Send<'_> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        if let Way::Undecided = self.way {
-            self.choose_way();
-        }
         let Send { waiting, message, way } = &mut *self;
+        let owner = &*waiting.handle().0;
+        let way = way.get_or_insert_with(|| Way::choose(owner, message));
         match way {
             Way::Packets(progress) => {
                 let sent = ready!(waiting.poll(context, |engine| engine.try_send(message, progress)));
                 *progress = Progress::default();
-                return Poll::Ready(sent);
+                Poll::Ready(sent)
             }
-            Way::Write(space, list) => {
-                return waiting.poll(context, |engine| engine.try_write_message(space, list));
-            }
+            Way::Write(writing) => waiting.poll(context, |engine| engine.try_write_message(writing)),
             Way::Offer(parts) => {
                 let answers = ready!(waiting.poll(context, |engine| engine.try_offer(parts)))?;
                 *way = Way::Offered(answers);
                 waiting.wait_for(Waits::ForAcknowledgements);
+                waiting.poll(context, |engine| engine.try_answered(answers))
             }
-            Way::Offered(_) | Way::Undecided => {}
+            Way::Offered(answers) => waiting.poll(context, |engine| engine.try_answered(*answers)),
         }
-        let Way::Offered(answers) = *way else { return Poll::Pending };
-        waiting.poll(context, |engine| engine.try_answered(answers))
     }
 }
 
 impl Drop for Send<'_> {
     fn drop(&mut self) {
         let shared = &self.waiting.handle().0.shared;
-        match &mut self.way {
-            Way::Packets(Progress { has_begun: true, .. }) => shared.with_own(Engine::cancel),
-            Way::Write(Some(space), _) => shared.with_own(|engine| engine.return_space(*space)),
+        match &self.way {
+            Some(Way::Packets(Progress { has_begun: true, .. })) => shared.with_own(Engine::cancel),
+            Some(Way::Write(Some(writing))) => shared.with_own(|engine| engine.return_space(writing.space)),
             _ => {}
         }
     }

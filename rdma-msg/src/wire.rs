@@ -10,7 +10,8 @@
 //! | 4 to 7, 8 to 11 | [`Counts`]: data packets and control packets that the receiver may have sent |
 //! | 12 to 15 | [`Counts`]: offers of the receiver that are done |
 //!
-//! A packet that waives credit has the number of data packets in the 4 bytes after the header.
+//! A packet that waives credit has the number of data packets in the 4 bytes after the header. A packet that offers memory for a
+//! message has its length, address and key in the 20 bytes after the header.
 //!
 //! | bytes | header of a frame |
 //! |---|---|
@@ -184,32 +185,35 @@ pub(crate) fn decode_long(payload: &[u8]) -> Result<u64, Violation> {
     }
 }
 
-/// Length of a part in the payload of [`Kind::Offer`].
-pub(crate) const PART: usize = 20;
+/// Length of encoded memory: of a part in the payload of [`Kind::Offer`], or after the header of a packet of [`Class::Space`].
+pub(crate) const MEMORY: usize = 20;
 
-/// The most parts of memory that an offer has. Every packet has room for them.
-pub(crate) const MAX_PARTS: usize = 16;
+/// The most parts of memory that an offer has.
+pub(crate) const MAX_OFFER_PARTS: usize = 16;
 
-/// Encodes memory of an offer.
-pub(crate) fn memory(memory: RemoteMemory) -> [u8; PART] {
-    let mut bytes = [0; PART];
+// Every packet has room for them.
+const _: () = assert!(HEADER + FRAME + MAX_OFFER_PARTS * MEMORY <= MIN_PACKET as usize);
+
+/// Encodes memory.
+pub(crate) fn memory(memory: RemoteMemory) -> [u8; MEMORY] {
+    let mut bytes = [0; MEMORY];
     bytes[..8].copy_from_slice(&memory.len.to_be_bytes());
     bytes[8..16].copy_from_slice(&memory.address.to_be_bytes());
     bytes[16..].copy_from_slice(&memory.rkey.to_be_bytes());
     bytes
 }
 
-/// The memory in the first [`PART`] bytes. Callers have as many.
+/// The memory in the first [`MEMORY`] bytes. Callers have as many.
 fn decode_memory(bytes: &[u8]) -> RemoteMemory {
     RemoteMemory { len: long_number(bytes), address: long_number(&bytes[8..]), rkey: number(&bytes[16..]) }
 }
 
 /// Decodes the payload of [`Kind::Offer`]. All parts together have at most `most` bytes.
 pub(crate) fn decode_offer(payload: &[u8], most: u64) -> Result<Parts<RemoteMemory>, Violation> {
-    if payload.len() % PART != 0 || payload.len() > MAX_PARTS * PART {
+    if payload.len() % MEMORY != 0 || payload.len() > MAX_OFFER_PARTS * MEMORY {
         return Err(Violation::Truncated);
     }
-    let parts = Parts::new(payload.chunks_exact(PART).map(decode_memory)).ok_or(Violation::Truncated)?;
+    let parts = Parts::new(payload.chunks_exact(MEMORY).map(decode_memory)).ok_or(Violation::Truncated)?;
     let mut left = most;
     for part in parts.iter() {
         left = left.checked_sub(part.len).filter(|_| part.len != 0).ok_or(Violation::TooLong)?;
@@ -219,7 +223,7 @@ pub(crate) fn decode_offer(payload: &[u8], most: u64) -> Result<Parts<RemoteMemo
 
 /// Decodes the memory in a packet of [`Class::Space`].
 pub(crate) fn decode_space(packet: &[u8]) -> Result<RemoteMemory, Violation> {
-    let payload = packet.get(HEADER..HEADER + PART).ok_or(Violation::Truncated)?;
+    let payload = packet.get(HEADER..HEADER + MEMORY).ok_or(Violation::Truncated)?;
     Ok(decode_memory(payload))
 }
 
@@ -416,11 +420,10 @@ mod tests {
         let most = memory.len + 5;
         assert_eq!(decode_offer(&encoded, most).ok(), Parts::new(parts));
         assert_eq!(decode_offer(&encoded, most - 1), Err(Violation::TooLong));
-        assert_eq!(decode_offer(&[0; PART], most), Err(Violation::TooLong));
-        for len in [0, PART - 1, PART + 1, (MAX_PARTS + 1) * PART] {
+        assert_eq!(decode_offer(&[0; MEMORY], most), Err(Violation::TooLong));
+        for len in [0, MEMORY - 1, MEMORY + 1, (MAX_OFFER_PARTS + 1) * MEMORY] {
             assert_eq!(decode_offer(&vec![1; len], u64::MAX), Err(Violation::Truncated));
         }
-        assert!(HEADER + FRAME + MAX_PARTS * PART <= MIN_PACKET as usize);
         assert_eq!(decode_abort(&[0; 3]), Err(Violation::Truncated));
         assert_eq!(decode_abort(&abort(7, "gone")), Ok((7, "gone".into())));
         assert_eq!(abort(1, &"ä".repeat(200)).len(), 4 + MAX_REASON);

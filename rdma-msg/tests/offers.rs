@@ -1,83 +1,208 @@
-//! Memory that a peer is offered to read. One test, since it counts the regions of the process.
+//! Memory that a receiver offers for messages. One test, since it counts the regions of the process.
 
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
 use bytes::Bytes;
-use rdma_msg::{Connector, Error, Listener, Payload};
+use rdma_msg::{Channel, Connector, Error, Listener, Message, Payload};
 use rdma_pool::Budget;
 use rdma_safe::soft;
 use support::{begin, soft0, soon, until};
 
+async fn pair(connector: &Connector, listener: &Listener) -> [Channel; 2] {
+    let (client, server) =
+        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
+    [client.unwrap(), server.unwrap()]
+}
+
+async fn received(channel: &Channel) -> Message {
+    soon(channel.receive()).await.unwrap().expect("the peer has sent it")
+}
+
 #[tokio::test]
-async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
+async fn a_message_is_written_to_memory_that_was_offered_for_it() {
     let _soft = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().unwrap();
-    let (client, server) =
-        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-    let (client, server) = (client.unwrap(), server.unwrap());
+    let [sender, receiver] = pair(&connector, &listener).await;
     let regions = || soft::objects().memory_regions;
-    let before = regions();
-    {
-        // Dropped before the peer has read it.
-        let mut dropped = std::pin::pin!(client.send(vec![7; 100_000]));
-        begin(dropped.as_mut()).await;
-    }
-    assert_eq!(regions(), before + 1);
-    assert!(*soon(server.receive()).await.unwrap().unwrap() == *vec![7; 100_000]);
-    until("the region is deregistered", || regions() == before).await;
-    let mut lost = Box::pin(client.send(vec![7; 100_000]));
-    begin(lost.as_mut()).await;
-    assert_eq!(regions(), before + 1);
-    drop(server);
-    assert!(matches!(soon(lost).await.unwrap_err(), Error::Disconnected));
-    until("the region is deregistered", || regions() <= before).await;
-
-    // Memory that others share is read where it is, and nothing is copied.
-    let (client, server) =
-        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-    let (client, server) = (client.unwrap(), server.unwrap());
+    let written = || sender.statistics().messages_written;
     let whole = Bytes::from((0..300_000_u32).map(|number| number as u8).collect::<Vec<_>>());
-    let (part, long) = (whole.slice(1001..200_001), Bytes::from(whole.repeat(10)));
     let buffer = |bytes: &[u8]| {
-        let mut buffer = client.pool().try_get(Budget::Sends, bytes.len()).unwrap();
+        let mut buffer = sender.pool().try_get(Budget::Sends, bytes.len()).unwrap();
         buffer.fill_from(bytes).unwrap();
         buffer
     };
-    let shared = buffer(&whole).freeze();
-    let messages = || -> [(Payload<'_>, Vec<u8>); 10] {
-        [
-            (part.clone().into(), part.to_vec()),
-            (buffer(&whole).into(), whole.to_vec()),
-            (part.to_vec().into(), part.to_vec()),
-            (shared.clone().into(), whole.to_vec()),
-            (
-                vec![part.clone(), Bytes::new(), whole.clone(), part.slice(..1)].into(),
-                [&part, &whole, &part[..1]].concat(),
-            ),
-            (vec![buffer(&whole[..70_000]), buffer(b"tail")].into(), [&whole[..70_000], b"tail"].concat()),
-            (vec![shared.slice(1..).unwrap(), shared.clone()].into(), [&whole[1..], &whole].concat()),
-            (vec![whole.slice(..20_000); 16].into(), whole[..20_000].repeat(16)),
-            // Longer than what is read into one buffer, so the reader copies it.
-            (vec![long.clone(), part.clone(), long.clone()].into(), [&long[..], &part, &long].concat()),
-            // Too many parts for an offer, so both ends copy them.
-            (vec![part.slice(..10_000); 17].into(), part[..10_000].repeat(17)),
-        ]
-    };
-    // In the first round, the pool may register memory.
-    let mut before = 0;
-    for _ in 0..2 {
-        before = regions();
-        let copied = || [&client, &server].map(|end| end.statistics().bytes_copied);
-        let [client_before, server_before] = copied();
-        for (message, expected) in messages() {
-            let (sent, found) = soon(async { tokio::join!(client.send(message), server.receive()) }).await;
-            sent.unwrap();
-            assert!(*found.unwrap().unwrap() == *expected, "{} bytes", expected.len());
-        }
-        let [client_after, server_after] = copied();
-        assert_eq!([client_after - client_before, server_after - server_before], [170_000, 6_369_000]);
+
+    // Without a copy, from memory of any kind. The memory comes back, and can be offered again.
+    let messages: [(Payload<'_>, Vec<u8>); 6] = [
+        (whole.to_vec().into(), whole.to_vec()),
+        (whole.slice(1..).into(), whole[1..].to_vec()),
+        (buffer(&whole).into(), whole.to_vec()),
+        (buffer(&whole).freeze().slice(7..).unwrap().into(), whole[7..].to_vec()),
+        (
+            vec![whole.slice(..9), Bytes::new(), whole.slice(3..99_999)].into(),
+            [&whole[..9], &whole[3..99_999]].concat(),
+        ),
+        (vec![buffer(&whole[..70_000]), buffer(b"tail")].into(), [&whole[..70_000], b"tail"].concat()),
+    ];
+    let mut memory = vec![7; 310_000];
+    let before = regions();
+    for (message, expected) in messages {
+        let address = memory.as_ptr();
+        soon(receiver.offer(memory)).await.unwrap();
+        until("the offer has arrived", || sender.statistics().offers_received == receiver.statistics().offers_sent)
+            .await;
+        soon(sender.send(message)).await.unwrap();
+        let message = received(&receiver).await;
+        assert!(*message == *expected && message.is_in_place(), "{} bytes", expected.len());
+        memory = message.into_offered().unwrap();
+        assert!(memory.as_ptr() == address && memory.len() == 310_000);
     }
+    assert_eq!(written(), 6);
+    assert_eq!([&sender, &receiver].map(|end| end.statistics().bytes_copied), [0, 0]);
     until("the regions are deregistered", || regions() == before).await;
+
+    // The first memory with room is used, in the turn of the message. Other messages are read, or copied.
+    soon(receiver.offer(vec![0; 10])).await.unwrap();
+    for _ in 0..3 {
+        soon(receiver.offer(vec![0; 100_000])).await.unwrap();
+    }
+    until("the offers have arrived", || sender.statistics().offers_received == 10).await;
+    let send = async {
+        sender.send("before").await.unwrap();
+        sender.send(whole.slice(..90_000)).await.unwrap();
+        sender.send("between").await.unwrap();
+        sender.send(whole.clone()).await.unwrap();
+        sender.send(vec![whole.slice(..6_250); 16]).await.unwrap();
+        sender.send(vec![whole.slice(..5_000); 17]).await.unwrap();
+        sender.send(&whole[..80_000]).await.unwrap();
+        sender.send(whole.slice(5..100_005)).await.unwrap();
+    };
+    let receive = async {
+        for (expected, is_written) in [
+            (b"before".to_vec(), false),
+            (whole[..90_000].to_vec(), true),
+            (b"between".to_vec(), false),
+            (whole.to_vec(), false),
+            (whole[..6_250].repeat(16), true),
+            (whole[..5_000].repeat(17), false),
+            (whole[..80_000].to_vec(), false),
+            (whole[5..100_005].to_vec(), true),
+        ] {
+            let message = received(&receiver).await;
+            assert!(*message == *expected, "{} bytes", expected.len());
+            assert_eq!(message.into_offered().is_ok(), is_written, "{} bytes", expected.len());
+        }
+    };
+    soon(async { tokio::join!(send, receive) }).await;
+    assert_eq!(written(), 9);
+
+    // A message that is given up before it was written leaves the memory for the next one.
+    soon(receiver.offer(vec![0; 100_000])).await.unwrap();
+    until("the offer has arrived", || sender.statistics().offers_received == 11).await;
+    let mut first_in_line = Box::pin(sender.send(vec![7; 400_000]));
+    begin(first_in_line.as_mut()).await;
+    let bytes = [0; 400_000];
+    let mut without_room = Box::pin(sender.send(&bytes));
+    begin(without_room.as_mut()).await;
+    let mut given_up = Box::pin(sender.send(whole.slice(..90_000)));
+    begin(given_up.as_mut()).await;
+    drop(given_up);
+    let receive = async { (received(&receiver).await.len(), received(&receiver).await.len()) };
+    let (first, second, lens) = soon(async { tokio::join!(first_in_line, without_room, receive) }).await;
+    assert_eq!((first.is_ok(), second.is_ok(), lens), (true, true, (400_000, 400_000)));
+    soon(sender.send(whole.slice(1..90_001))).await.unwrap();
+    assert!(*received(&receiver).await == whole[1..90_001]);
+    assert_eq!(written(), 10);
+
+    // A buffer of another domain can be read, but not be written from.
+    let other = rdma_safe::Device::first().unwrap().open().unwrap().alloc_pd().unwrap();
+    soon(receiver.offer(vec![0; 100_000])).await.unwrap();
+    until("the offer has arrived", || sender.statistics().offers_received == 12).await;
+    for _ in 0..2 {
+        let foreign = other.register(vec![7; 90_000]).unwrap();
+        let (sent, message) = soon(async { tokio::join!(sender.send(foreign), received(&receiver)) }).await;
+        sent.unwrap();
+        assert!(message.into_offered().is_err_and(|message| *message == [7; 90_000]));
+    }
+    assert_eq!(written(), 10);
+
+    // Further offers wait until the receiver has taken a message.
+    for _ in 0..14 {
+        soon(receiver.offer(vec![0; 100_000])).await.unwrap();
+    }
+    let mut waits = Box::pin(receiver.offer(vec![0; 100_000]));
+    begin(waits.as_mut()).await;
+    until("the offers have arrived", || sender.statistics().offers_received == 26).await;
+    soon(sender.send(whole.slice(1..90_001))).await.unwrap();
+    assert!(*received(&receiver).await == whole[1..90_001]);
+    soon(waits).await.unwrap();
+
+    // Longer than what one write has.
+    let long = Bytes::from(whole.repeat(20));
+    for _ in 0..14 {
+        soon(sender.send(whole.slice(2..90_002))).await.unwrap();
+        assert!(received(&receiver).await.into_offered().is_ok());
+    }
+    soon(receiver.offer(vec![0; 12_100_000])).await.unwrap();
+    until("the offer has arrived", || sender.statistics().offers_received == 28).await;
+    let parts = vec![whole.slice(..1), long.clone(), whole.slice(5..6), whole.slice(..40_000), long.slice(7..)];
+    let (sent, message) = soon(async { tokio::join!(sender.send(parts), received(&receiver)) }).await;
+    sent.unwrap();
+    assert!(*message == [&whole[..1], &long, &whole[5..6], &whole[..40_000], &long[7..]].concat());
+    assert!(message.into_offered().is_ok());
+
+    // What was written before the end is received after it.
+    soon(sender.send(whole.slice(2..90_002))).await.unwrap();
+    soon(sender.close()).await.unwrap();
+    drop(sender);
+    soon(async { while receiver.send("anything").await.is_ok() {} }).await;
+    let message = received(&receiver).await;
+    assert!(*message == whole[2..90_002]);
+    assert!(soon(receiver.receive()).await.unwrap().is_none());
+    let error = soon(async {
+        loop {
+            if let Err(error) = receiver.offer(vec![0; 100_000]).await {
+                break error;
+            }
+        }
+    })
+    .await;
+    assert!(matches!(error, Error::Disconnected), "{error}");
+    drop(receiver);
+    until("the regions are deregistered", || regions() <= before).await;
+    assert_eq!(message.into_vec(), whole[2..90_002]);
+
+    // An end that has left lets the peer write as long as its own messages are on their way. Its driver runs on this thread.
+    let [sender, receiver] = pair(&connector, &listener).await;
+    let before = regions();
+    soon(receiver.offer(vec![0; 100_000])).await.unwrap();
+    until("the offer has arrived", || sender.statistics().offers_received == 1).await;
+    soon(receiver.send("last words")).await.unwrap();
+    drop(receiver);
+    assert_eq!(regions(), before + 1);
+    until("the region is deregistered", || regions() == before).await;
+    assert_eq!(*received(&sender).await, *b"last words");
+    assert!(soon(sender.receive()).await.unwrap().is_none());
+
+    // Offers do not wait behind messages, which may wait until this end receives.
+    let ends = pair(&connector, &listener).await;
+    let bytes = vec![7; 1_000_000];
+    let exchange = async |end: &Channel| {
+        let receive = async {
+            end.offer(vec![0; 1_000_000]).await.unwrap();
+            received(end).await.len()
+        };
+        let (sent, len) = tokio::join!(end.send(&bytes), receive);
+        sent.unwrap();
+        assert_eq!(len, 1_000_000);
+    };
+    soon(async { tokio::join!(exchange(&ends[0]), exchange(&ends[1])) }).await;
+
+    let [sender, receiver] = pair(&connector, &listener).await;
+    assert!(matches!(soon(receiver.offer(Vec::new())).await.unwrap_err(), Error::Connection(_)));
+    soon(receiver.finish()).await.unwrap();
+    assert!(matches!(soon(receiver.offer(vec![0; 10])).await.unwrap_err(), Error::Closed));
+    drop(sender);
 }

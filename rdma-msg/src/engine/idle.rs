@@ -12,8 +12,8 @@ const IDLE_AFTER: Duration = Duration::from_millis(100);
 /// Checks whether the connection has become idle, as long as it has something to give back.
 pub(super) struct Idle {
     timer: Timer,
-    /// Packets sent when the timer was armed.
-    sent_before: u64,
+    /// Packets of the window that were sent when the timer was armed.
+    sent_before: u32,
 }
 
 impl Idle {
@@ -27,7 +27,7 @@ impl Engine {
     pub(super) fn arm_idle_timer(&mut self) {
         let has_something = self.outgoing.may_have_surplus() || self.flow.waivable().is_some();
         if has_something && !self.idle.timer.is_armed() {
-            self.idle.sent_before = self.counts.statistics.packets_sent;
+            self.idle.sent_before = self.flow.sent();
             self.idle.timer.arm(IDLE_AFTER);
         }
     }
@@ -35,7 +35,7 @@ impl Engine {
     /// Gives back what an idle connection does not need.
     pub(super) fn check_idle(&mut self) {
         let has_fired = self.idle.timer.take_fired();
-        if !has_fired || self.idle.sent_before != self.counts.statistics.packets_sent || self.outgoing.has_frames() {
+        if !has_fired || self.idle.sent_before != self.flow.sent() || self.outgoing.has_frames() {
             return;
         }
         self.waive();

@@ -49,7 +49,8 @@ enum Shareable {
 /// What the next frames are.
 #[derive(Debug)]
 enum Taken {
-    Message(Message),
+    /// Also the number of its bytes that were copied.
+    Message(Message, usize),
     /// A message is to be read from the memory of the peer.
     Offer(Parts<RemoteMemory>),
     /// A message was written to memory that this end has offered: its number, and the length of the message.
@@ -57,14 +58,6 @@ enum Taken {
     /// The peer sends no more.
     End,
     /// Nothing has arrived.
-    Nothing,
-}
-
-/// What a task gets.
-enum Next {
-    Message(Arrival),
-    /// The peer sends no more.
-    End,
     Nothing,
 }
 
@@ -190,35 +183,35 @@ impl Incoming {
         Some(Message::of(packet, part))
     }
 
-    /// The next message. Also the number of its bytes that were copied.
-    fn take(&mut self) -> Result<(Taken, usize), Error> {
+    /// The next message.
+    fn take(&mut self) -> Result<Taken, Error> {
         loop {
             let Some(frame) = self.next_frame()? else {
                 if let Some(reason) = &self.aborted {
                     return Err(reason.clone());
                 }
-                return Ok((if self.assembly.has_ended() { Taken::End } else { Taken::Nothing }, 0));
+                return Ok(if self.assembly.has_ended() { Taken::End } else { Taken::Nothing });
             };
             let bytes = self.packets.front().map_or(&[][..], |first| payload(first.packet.bytes(), frame));
             match self.assembly.frame(frame.kind, bytes)? {
                 Meaning::Nothing => {}
                 Meaning::Message => {
                     if let Some(message) = self.in_place(frame) {
-                        return Ok((Taken::Message(message), 0));
+                        return Ok(Taken::Message(message, 0));
                     }
                 }
                 Meaning::Offer(parts) => {
                     self.finish_packet();
-                    return Ok((Taken::Offer(parts), 0));
+                    return Ok(Taken::Offer(parts));
                 }
                 Meaning::Written(number, len) => {
                     self.finish_packet();
-                    return Ok((Taken::Written(number, len), 0));
+                    return Ok(Taken::Written(number, len));
                 }
                 Meaning::Long(whole) => {
                     self.finish_packet();
                     let copied = whole.len();
-                    return Ok((Taken::Message(Message::assembled(whole)), copied));
+                    return Ok(Taken::Message(Message::assembled(whole), copied));
                 }
             }
         }
@@ -226,43 +219,43 @@ impl Incoming {
 }
 
 impl Engine {
-    /// The next message, after the one that is being read. Also the number of its bytes that were copied.
-    fn take(&mut self) -> Result<(Next, usize), Error> {
+    /// The next message, after the one that is being read, and the number of its bytes that were copied. The outer `None` means
+    /// that nothing has arrived, the inner one that the peer sends no more.
+    fn take(&mut self) -> Result<Option<Option<(Arrival, usize)>>, Error> {
         if self.reading.is_none() {
             match self.incoming.take()? {
-                (Taken::Message(message), copied) => return Ok((Next::Message(message.into()), copied)),
-                (Taken::End, _) => return Ok((Next::End, 0)),
-                (Taken::Nothing, _) => return Ok((Next::Nothing, 0)),
-                (Taken::Written(number, len), _) => {
-                    let region = self.take_written(number, len)?;
-                    return Ok((Next::Message(Arrival::Written(region, len as usize)), 0));
+                Taken::Message(message, copied) => {
+                    return Ok(Some(Some((self.spare_receive(message).into(), copied))));
                 }
-                (Taken::Offer(parts), _) => {
+                Taken::Written(number, len) => {
+                    let region = self.take_written(number, len)?;
+                    return Ok(Some(Some((Arrival::Written(region, len as usize), 0))));
+                }
+                Taken::Offer(parts) => {
                     self.flow.offer_received()?;
                     self.begin_reading(parts)?;
                 }
+                Taken::End => return Ok(Some(None)),
+                Taken::Nothing => return Ok(None),
             }
         }
-        Ok(self.take_read().map_or((Next::Nothing, 0), |(message, copied)| (Next::Message(message.into()), copied)))
+        Ok(self.take_read().map(|(message, copied)| Some((message.into(), copied))))
     }
 
     /// Takes the next message, or learns that the peer sends no more. The outer `None` means that nothing has arrived.
     pub(crate) fn try_receive(&mut self) -> Result<Option<Option<Arrival>>, Error> {
-        let next = self.take();
+        let taken = self.take();
         self.freed.packets.append(&mut self.incoming.spent);
         if self.incoming.has_ended() {
             self.flow.peer_finished();
         }
-        match next {
-            Ok((Next::Nothing, _)) => self.ended_or(None),
-            Ok((Next::End, _)) => Ok(Some(None)),
-            Ok((Next::Message(arrival), copied)) => {
+        match taken {
+            Ok(None) => self.ended_or(None),
+            Ok(Some(None)) => Ok(Some(None)),
+            Ok(Some(Some((arrival, copied)))) => {
                 self.counts.statistics.messages_received += 1;
                 self.counts.statistics.bytes_copied += copied as u64;
-                Ok(Some(Some(match arrival {
-                    Arrival::Message(message) => self.spare_receive(message).into(),
-                    written @ Arrival::Written(..) => written,
-                })))
+                Ok(Some(Some(arrival)))
             }
             Err(error) => {
                 self.freed.packets.extend(self.incoming.clear());

@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Waker};
 
 use rdma_async::Connection;
 use rdma_async::{List, OwnedOperation, Threads};
-use rdma_safe::{Buffer, Gather, ReadableRegion};
+use rdma_safe::{Buffer, ExposedRegion, Gather, ReadableRegion};
 
 use crate::channel::Statistics;
 use crate::error::{Error, Violation};
@@ -39,14 +39,14 @@ use timer::Timer;
 
 pub(crate) use outgoing::Progress;
 pub(crate) use reading::READS;
-pub(crate) use spaces::{Space, WRITE_PARTS, WRITES};
+pub(crate) use spaces::{WRITE_PARTS, WRITES, Writing};
 
 /// The engine of a channel.
 pub(crate) struct Engine {
     connection: Connection,
     /// Runs the engine when packets have arrived.
     packets: Waker,
-    /// Runs the engine when a send or a read has completed.
+    /// Runs the engine when a send, a read or a write has completed.
     completions: Waker,
     idle: Idle,
     liveness: Liveness,
@@ -60,7 +60,7 @@ pub(crate) struct Engine {
     ended: Option<Error>,
     senders: Line,
     readers: Line,
-    /// Tasks that wait for acknowledgements.
+    /// Tasks that wait for acknowledgements, or to offer memory.
     flushers: Line,
     /// Tasks to wake.
     wakers: Wakers,
@@ -112,13 +112,15 @@ pub(crate) struct Freed {
     readings: Vec<Reading>,
     lists: Vec<Gather>,
     writes: Vec<OwnedOperation<Threads, List>>,
+    spaces: Vec<ExposedRegion>,
 }
 
 impl Freed {
     fn is_empty(&self) -> bool {
-        let Freed { regions, buffers, messages, packets, readings, lists, writes } = self;
-        let has_common = !(regions.is_empty() && buffers.is_empty() && messages.is_empty() && packets.is_empty());
-        !has_common && readings.is_empty() && lists.is_empty() && writes.is_empty()
+        let Freed { regions, buffers, messages, packets, readings, lists, writes, spaces } = self;
+        let has_memory = !(regions.is_empty() && buffers.is_empty() && lists.is_empty() && spaces.is_empty());
+        let has_work = !(readings.is_empty() && writes.is_empty());
+        !has_memory && !has_work && messages.is_empty() && packets.is_empty()
     }
 }
 
@@ -348,12 +350,17 @@ impl Engine {
             self.ended = Some(Error::Closed);
             self.free_memory();
         }
+        // While the last packets are on their way, the peer may still write to this memory.
+        for space in self.spaces.take_own() {
+            self.connection.attach(space);
+        }
     }
 
     /// Frees the memory that the end of the channel leaves.
     fn free_memory(&mut self) {
         self.freed.regions.extend(self.outgoing.take_offers());
         self.freed.writes.extend(self.spaces.take_all_writes());
+        self.freed.spaces.extend(self.spaces.take_due());
         if let Some(reading) = self.reading.take_if(|reading| !reading.is_done()) {
             self.freed.readings.push(reading);
             // A message is lost, so later ones must not be delivered.
@@ -368,7 +375,7 @@ impl Engine {
         let outgoing = &self.outgoing;
         let sleeps = !outgoing.sending.is_empty() && !outgoing.is_first_awaited;
         let has_waiters = !(self.senders.is_empty() && self.flushers.is_empty());
-        sleeps && (outgoing.has_due() || has_waiters)
+        sleeps && (outgoing.has_due() || self.spaces.are_due() || has_waiters)
     }
 
     /// Takes the completions of sends. If there are more to come, the next one runs the engine.

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::flow::Counts;
 use crate::parts::Parts;
 use crate::payload::Payload;
-use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, PART, aligned, frame_len};
+use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, MEMORY, aligned, frame_len};
 
 /// Packets in flight from which on messages gather in the open packet.
 const FEW: u32 = 2;
@@ -111,11 +111,6 @@ impl Outgoing {
             is_lossy: false,
             has_progressed: false,
         }
-    }
-
-    /// Longest message that the peer accepts, in bytes.
-    pub(super) fn max_message(&self) -> usize {
-        self.max_message
     }
 
     pub(super) fn has_finished(&self) -> bool {
@@ -226,11 +221,8 @@ impl Engine {
     ///
     /// The caller must be the first in line.
     pub(crate) fn try_send(&mut self, payload: &Payload<'_>, progress: &mut Progress) -> Result<Option<()>, Error> {
-        self.check_open()?;
         let (len, capacity) = (payload.len(), self.outgoing.packet - HEADER);
-        if len > self.outgoing.max_message {
-            return Err(Error::TooLong { len, max: self.outgoing.max_message });
-        }
+        self.check_message(len)?;
         if !self.place_cancellation() {
             return Ok(None);
         }
@@ -277,20 +269,16 @@ impl Engine {
     ///
     /// The caller must be the first in line.
     pub(crate) fn try_offer(&mut self, memory: &mut Option<Parts<ReadableRegion>>) -> Result<Option<u64>, Error> {
-        self.check_open()?;
         let Some(parts) = memory else { return Err(Error::Closed) };
-        let (len, max) = (parts.iter().map(|region| region.len()).sum(), self.outgoing.max_message);
-        if len > max {
-            return Err(Error::TooLong { len, max });
-        }
+        self.check_message(parts.iter().map(|region| region.len()).sum())?;
         if !self.place_cancellation() || !self.flow.can_offer() {
             return Ok(None);
         }
         let fill = |target: &mut [u8]| {
-            let each = target.chunks_exact_mut(PART).zip(parts.iter());
+            let each = target.chunks_exact_mut(MEMORY).zip(parts.iter());
             each.for_each(|(target, region)| target.copy_from_slice(&wire::memory(region.remote())));
         };
-        if !self.place(Kind::Offer, parts.len() * PART, fill) {
+        if !self.place(Kind::Offer, parts.len() * MEMORY, fill) {
             return Ok(None);
         }
         self.flow.offer();
@@ -357,6 +345,7 @@ impl Engine {
             return Ok(None);
         }
         self.outgoing.has_finished = true;
+        self.freed.spaces.extend(self.spaces.take_due());
         self.outgoing.is_end_alone = self.outgoing.open.as_ref().is_some_and(|open| open.used == HEADER + FRAME);
         Ok(Some(()))
     }
@@ -435,6 +424,13 @@ impl Engine {
         self.outgoing.cancel_due = true;
     }
 
+    /// Whether a message of this length can be sent.
+    pub(super) fn check_message(&self, len: usize) -> Result<(), Error> {
+        self.check_open()?;
+        let max = self.outgoing.max_message;
+        if len > max { Err(Error::TooLong { len, max }) } else { Ok(()) }
+    }
+
     pub(super) fn check_open(&self) -> Result<(), Error> {
         match &self.ended {
             Some(ended) => Err(ended.clone()),
@@ -471,6 +467,9 @@ impl Engine {
             let _ = self.try_finish();
         } else {
             self.place_cancellation();
+        }
+        if !self.outgoing.has_finished {
+            self.send_spaces();
         }
         if self.flow.data_in_flight() < FEW {
             self.send_open();

@@ -13,7 +13,7 @@ use rdma_pool::Budget;
 use rdma_safe::{Buffer, RemoteMemory};
 
 use super::Engine;
-use crate::error::Violation;
+use crate::error::Error;
 use crate::long::Long;
 use crate::message::Message;
 use crate::parts::Parts;
@@ -32,7 +32,7 @@ const SHORTEST: usize = 4096;
 
 /// A message that is being read.
 pub(super) struct Reading {
-    /// The part that is being read, from its first byte on that was not read.
+    /// What is left of the part that is being read.
     part: RemoteMemory,
     /// The parts after it.
     later: vec::IntoIter<RemoteMemory>,
@@ -42,7 +42,7 @@ pub(super) struct Reading {
 
 /// Where the bytes go.
 enum Target {
-    /// One buffer for the whole message of `len` bytes: `read` has what was read, and `rest` is for the parts after the next.
+    /// One buffer for the message of `len` bytes, in three pieces: `read`, the one that is being read, and `rest`.
     InPlace { len: usize, read: Option<Buffer>, rest: Option<Buffer> },
     /// The bytes of a message that is read in chunks.
     Copy(Long),
@@ -80,14 +80,13 @@ impl Reading {
 
     /// Bytes were read into `buffer`. Returns the buffer if it is no longer used.
     fn finish(&mut self, connection: &Connection, buffer: Buffer) -> rdma_safe::Result<Option<Buffer>> {
-        let len = buffer.len() as u64;
-        let RemoteMemory { address, len: before, rkey } = self.part;
-        let next = match before.saturating_sub(len) {
-            0 => self.later.next(),
-            len => Some(RemoteMemory { address: address.wrapping_add(before - len), len, rkey }),
-        };
-        let is_last = next.is_none();
-        self.part = next.unwrap_or(self.part);
+        let read = buffer.len() as u64;
+        self.part.address = self.part.address.wrapping_add(read);
+        self.part.len = self.part.len.saturating_sub(read);
+        if self.part.len == 0 {
+            self.part = self.later.next().unwrap_or(self.part);
+        }
+        let is_last = self.part.len == 0;
         let unused = match &mut self.target {
             Target::Copy(whole) => {
                 whole.extend_from_slice(&buffer);
@@ -113,14 +112,16 @@ impl Reading {
         if is_last {
             return Ok(unused);
         }
-        unused.into_iter().for_each(|buffer| self.start(connection, buffer));
+        if let Some(buffer) = unused {
+            self.start(connection, buffer);
+        }
         Ok(None)
     }
 }
 
 impl Engine {
     /// Starts to read a message from these parts of the peer's memory.
-    pub(super) fn begin_reading(&mut self, parts: Parts<RemoteMemory>) -> Result<(), Violation> {
+    pub(super) fn begin_reading(&mut self, parts: Parts<RemoteMemory>) -> Result<(), Error> {
         let pool = self.connection.pool().clone();
         let whole: u64 = parts.iter().map(|part| part.len).sum();
         let is_short = whole <= IN_PLACE;
@@ -144,7 +145,7 @@ impl Engine {
         if !has_memory {
             // Dropping it can run code of the user.
             self.freed.readings.push(reading);
-            return Err(Violation::TooLong);
+            return Err(Error::OutOfMemory { len: whole as usize });
         }
         self.reading = Some(reading);
         self.advance_reading();

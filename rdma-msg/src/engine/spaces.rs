@@ -1,5 +1,7 @@
 //! Memory that a receiver offers for messages: *spaces*.
 //!
+//! For users, a space is an offer. In the other modules, an *offer* is memory that the peer is to read.
+//!
 //! A packet of [`Class::Space`] tells the peer of a space. The peer writes a message there, and then sends a frame with
 //! [`Kind::Written`], which arrives after the bytes. The receiver ends the access of the peer before its program sees the message.
 //!
@@ -11,25 +13,30 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use rdma_async::{Failed, List, OwnedOperation, Threads};
-use rdma_safe::{ExposedRegion, Gather, RemoteMemory};
+use rdma_safe::{ExposedRegion, Gather, RemoteMemory, SharedBuffer};
 
 use super::Engine;
 use crate::error::{Error, Violation};
-use crate::wire::{self, Class, HEADER, Kind, PART, WRITTEN};
+use crate::wire::{self, Class, HEADER, Kind, MEMORY, WRITTEN};
 
 /// The most spaces of an end that are open.
 const SPACES: usize = 16;
 
-/// Entries of the send queue for writes of messages.
+/// Entries of the send queue for writes.
 pub(crate) const WRITES: u32 = 4;
 
-/// The most parts of memory of a message that is written.
+/// The most parts of memory that one write has.
 pub(crate) const WRITE_PARTS: u32 = 4;
+
+/// The most bytes of one write. Heartbeats and credit wait for [`WRITES`] of them at most.
+const CHUNK: usize = 1 << 20;
 
 /// The spaces of both ends.
 #[derive(Default)]
 pub(super) struct Spaces {
-    /// Those that the peer was told of, in order, with their numbers.
+    /// Those of which the peer is to be told, in order.
+    due: VecDeque<ExposedRegion>,
+    /// Those of which the peer was told, in order, with their numbers.
     own: VecDeque<(u32, ExposedRegion)>,
     /// Number of tasks that are going to offer one.
     reserved: usize,
@@ -37,11 +44,11 @@ pub(super) struct Spaces {
     next: u32,
     /// Those of the peer that are free, in order.
     free: VecDeque<Space>,
-    /// Number of those of the peer to which no message was written.
+    /// Number of those of the peer in which no message was announced.
     open: usize,
     /// The number of the next one of the peer.
     next_of_peer: u32,
-    /// Messages that are being written, in order.
+    /// Writes in flight, in order.
     writes: VecDeque<OwnedOperation<Threads, List>>,
 }
 
@@ -52,8 +59,63 @@ pub(crate) struct Space {
     memory: RemoteMemory,
 }
 
+/// A message that is written to memory of the peer.
+pub(crate) struct Writing {
+    pub(crate) space: Space,
+    /// The parts that are not posted yet.
+    parts: VecDeque<SharedBuffer>,
+    /// The most parts that one write has.
+    most_parts: usize,
+    /// Length of the message in bytes.
+    len: usize,
+    /// Bytes that are posted.
+    at: usize,
+}
+
+impl Writing {
+    pub(crate) fn new(space: Space, parts: VecDeque<SharedBuffer>, most_parts: usize) -> Self {
+        Writing { space, len: parts.iter().map(|part| part.len()).sum(), parts, most_parts, at: 0 }
+    }
+
+    /// The next bytes to write, and their place. `None` at the end of the message.
+    fn next_chunk(&mut self) -> Option<(Gather, RemoteMemory)> {
+        let (mut list, mut len) = (Gather::new(), 0);
+        while list.len() < self.most_parts && len < CHUNK {
+            let Some(part) = self.parts.pop_front() else { break };
+            let room = CHUNK - len;
+            let part = match (part.slice(..room.min(part.len())), part.slice(room.min(part.len())..)) {
+                (Ok(head), Ok(rest)) if !rest.is_empty() => {
+                    self.parts.push_front(rest);
+                    head
+                }
+                _ => part,
+            };
+            len += part.len();
+            list.push(part);
+        }
+        let address = self.space.memory.address.wrapping_add(self.at as u64);
+        self.at += len;
+        (len != 0).then_some((list, RemoteMemory { address, len: len as u64, ..self.space.memory }))
+    }
+}
+
 impl Spaces {
-    /// Messages that are being written. Their memory is freed when the device no longer uses it.
+    /// Whether the peer is to be told of one.
+    pub(super) fn are_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Those of which the peer was not told.
+    pub(super) fn take_due(&mut self) -> impl Iterator<Item = ExposedRegion> {
+        self.due.drain(..)
+    }
+
+    /// Those of which the peer was told.
+    pub(super) fn take_own(&mut self) -> impl Iterator<Item = ExposedRegion> {
+        self.own.drain(..).map(|(_, region)| region)
+    }
+
+    /// Writes in flight. Their memory is freed when the device no longer uses it.
     pub(super) fn take_all_writes(&mut self) -> impl Iterator<Item = OwnedOperation<Threads, List>> {
         self.writes.drain(..)
     }
@@ -74,44 +136,41 @@ impl Spaces {
         let at = self.free.iter().position(|space| space.memory.len >= len as u64)?;
         self.free.remove(at)
     }
-
-    /// The peer has written a message of `len` bytes.
-    fn take(&mut self, number: u32, len: u64) -> Result<ExposedRegion, Violation> {
-        let at = self.own.iter().position(|(of, _)| *of == number).ok_or(Violation::NotOffered)?;
-        let (_, region) = self.own.remove(at).ok_or(Violation::NotOffered)?;
-        if len > region.len() as u64 { Err(Violation::TooLong) } else { Ok(region) }
-    }
 }
 
 impl Engine {
     /// Reserves one of the spaces that may be open. `None` if none is left.
     pub(crate) fn try_reserve_space(&mut self) -> Result<Option<()>, Error> {
         self.check_open()?;
-        let is_free = self.spaces.own.len() + self.spaces.reserved < SPACES;
-        self.spaces.reserved += usize::from(is_free);
+        let Spaces { own, due, reserved, .. } = &mut self.spaces;
+        let is_free = own.len() + due.len() + *reserved < SPACES;
+        *reserved += usize::from(is_free);
         Ok(is_free.then_some(()))
     }
 
-    /// A task no longer needs its reservation.
-    pub(crate) fn release_space(&mut self) {
+    /// Uses a reservation to offer memory. Without memory, another task may use it.
+    pub(crate) fn offer_space(&mut self, region: Option<ExposedRegion>) -> Result<(), Error> {
         self.spaces.reserved -= 1;
         self.outgoing.has_progressed = true;
+        let open = self.check_open();
+        match (region, &open) {
+            (Some(region), Ok(())) => self.spaces.due.push_back(region),
+            (unused, _) => self.freed.spaces.extend(unused),
+        }
+        open
     }
 
-    /// Tells the peer of memory. `None` if there is no room for the packet.
-    ///
-    /// The caller must be the first in line, and have a reservation.
-    pub(crate) fn try_offer_space(&mut self, region: &mut Option<ExposedRegion>) -> Result<Option<()>, Error> {
-        self.check_open()?;
-        let Some(memory) = region.as_ref().map(ExposedRegion::remote) else { return Err(Error::Closed) };
-        let Some((mut buffer, counts)) = self.start_packet() else { return Ok(None) };
-        buffer[HEADER..HEADER + PART].copy_from_slice(&wire::memory(memory));
-        let Spaces { own, next, .. } = &mut self.spaces;
-        own.extend(region.take().map(|region| (*next, region)));
-        *next = next.wrapping_add(1);
-        self.counts.statistics.offers_sent += 1;
-        self.post(buffer, HEADER + PART, Class::Space, counts, 0);
-        Ok(Some(()))
+    /// Tells the peer of memory, as far as there is credit.
+    pub(super) fn send_spaces(&mut self) {
+        while let Some(memory) = self.spaces.due.front().map(ExposedRegion::remote) {
+            let Some((mut buffer, counts)) = self.start_packet() else { return };
+            buffer[HEADER..HEADER + MEMORY].copy_from_slice(&wire::memory(memory));
+            let Spaces { due, own, next, .. } = &mut self.spaces;
+            own.extend(due.pop_front().map(|region| (*next, region)));
+            *next = next.wrapping_add(1);
+            self.counts.statistics.offers_sent += 1;
+            self.post(buffer, HEADER + MEMORY, Class::Space, counts, 0);
+        }
     }
 
     /// The peer has offered memory.
@@ -125,47 +184,49 @@ impl Engine {
         self.spaces.claim(len)
     }
 
-    /// Nothing was written to this memory.
+    /// No message was announced in this memory.
     pub(crate) fn return_space(&mut self, space: Space) {
-        self.spaces.free.push_front(space);
+        let free = &mut self.spaces.free;
+        let is_older = |other: &Space| (other.number.wrapping_sub(space.number) as i32) < 0;
+        free.insert(free.partition_point(is_older), space);
     }
 
-    /// Writes a message to memory of the peer. `None` if there is no room; otherwise, the space and the list are taken.
+    /// Writes a message to memory of the peer, or as much of it as there is room for. `None` until the message is announced.
     ///
     /// The caller must be the first in line.
-    pub(crate) fn try_write_message(
-        &mut self,
-        space: &mut Option<Space>,
-        list: &mut Option<Gather>,
-    ) -> Result<Option<()>, Error> {
-        self.check_open()?;
-        let (len, max) = (list.as_ref().map_or(0, Gather::byte_len), self.outgoing.max_message());
-        if len > max {
-            return Err(Error::TooLong { len, max });
+    pub(crate) fn try_write_message(&mut self, writing: &mut Option<Writing>) -> Result<Option<()>, Error> {
+        let Some(message) = writing else { return Err(Error::Closed) };
+        self.check_message(message.len)?;
+        loop {
+            self.take_writes();
+            if self.spaces.writes.len() >= WRITES as usize {
+                return self.ended_or(None);
+            }
+            let Some((list, remote)) = message.next_chunk() else { break };
+            self.post_write(list, remote);
         }
-        let Some(Space { number, memory }) = *space else { return Err(Error::Closed) };
-        self.take_writes();
-        if self.spaces.writes.len() >= WRITES as usize || !self.place_cancellation() {
-            return Ok(None);
-        }
-        let written = wire::written(number, len as u64);
-        if !self.place(Kind::Written, WRITTEN, |target| target.copy_from_slice(&written)) {
-            return Ok(None);
+        // The packet of this frame is posted after the writes, so it arrives after the bytes.
+        let written = wire::written(message.space.number, message.len as u64);
+        let fill = |target: &mut [u8]| target.copy_from_slice(&written);
+        self.ended_or(())?;
+        if !self.place_cancellation() || !self.place(Kind::Written, WRITTEN, fill) {
+            return self.ended_or(None);
         }
         self.outgoing.end_message();
-        *space = None;
+        *writing = None;
         self.spaces.open -= 1;
-        // It is posted at once, since the queue has entries for all writes. The packet of the frame is posted later.
-        let list = list.take().unwrap_or_default();
-        let remote = RemoteMemory { len: len as u64, ..memory };
+        self.counts.statistics.messages_sent += 1;
+        self.counts.statistics.messages_written += 1;
+        self.ended_or(Some(()))
+    }
+
+    /// The send queue has entries for all writes, so this one does not wait.
+    fn post_write(&mut self, list: Gather, remote: RemoteMemory) {
         let mut write = self.connection.write_list_owned(list, remote);
         match Pin::new(&mut write).poll(&mut Context::from_waker(&self.completions)) {
             Poll::Pending => self.spaces.writes.push_back(write),
             Poll::Ready(result) => self.finish_write(result),
         }
-        self.counts.statistics.messages_sent += 1;
-        self.counts.statistics.messages_written += 1;
-        Ok(Some(()))
     }
 
     /// Takes the completions of writes, which come in order.
@@ -190,10 +251,23 @@ impl Engine {
         }
     }
 
-    /// The message that the peer has written.
+    /// The memory to which the peer has written a message of `len` bytes.
     pub(super) fn take_written(&mut self, number: u32, len: u64) -> Result<ExposedRegion, Violation> {
         // Another task may offer memory now.
         self.outgoing.has_progressed = true;
-        self.spaces.take(number, len)
+        let own = &mut self.spaces.own;
+        let at = own.iter().position(|(of, _)| *of == number);
+        let (_, region) = at.and_then(|at| own.remove(at)).ok_or(Violation::NotOffered)?;
+        if len > region.len() as u64 {
+            self.freed.spaces.push(region);
+            return Err(Violation::TooLong);
+        }
+        Ok(region)
+    }
+
+    /// The message in memory of this end is lost, so no later one is received.
+    pub(crate) fn lose_written(&mut self, error: Error) {
+        self.end(error);
+        self.freed.packets.extend(self.incoming.clear());
     }
 }

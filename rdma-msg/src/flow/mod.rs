@@ -8,6 +8,8 @@
 //! All packets arrive in one order and consume the same receive queue. Control packets and answers are handled at once, and their
 //! receives are posted again. A data packet occupies its receive until the program returns it.
 //!
+//! A packet of [`Class::Space`] uses credit for data, but has nothing for the program. Its receive is posted again at once.
+//!
 //! A data packet can *offer* memory that the peer is to read. The peer answers when it has read it. An answer needs no credit:
 //! it uses a receive that the end has reserved for its offer. At most [`OFFERS`] offers are open, so a peer can always answer.
 //!
