@@ -47,9 +47,11 @@ impl Program {
 
 const UDP: &[(&str, &str)] = &[("RDMA_SOFT_UDP", "1")];
 
-const COLUMNS: [(&str, Program); 8] = [
+const COLUMNS: [(&str, Program); 10] = [
     ("Channel, shared memory", Program::Own(Transport::Channel, &[])),
     ("Channel, UDP", Program::Own(Transport::Channel, UDP)),
+    ("Channel in place, shared memory", Program::Own(Transport::Owned, &[])),
+    ("Channel in place, UDP", Program::Own(Transport::Owned, UDP)),
     ("Stream, shared memory", Program::Own(Transport::Stream, &[])),
     ("Stream, UDP", Program::Own(Transport::Stream, UDP)),
     ("TCP", Program::Own(Transport::Tcp, &[])),

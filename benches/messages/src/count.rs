@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use clap::ValueEnum;
 use rdma_async::{Driver, Idle, Threads};
 
@@ -95,7 +96,7 @@ impl Client {
         }
         let time = executor.run(move |driver| async move {
             let mut link = Link::connect(transport, &address, Some(&driver)).await?;
-            time(&mut link, pattern, &vec![7; size.max(2)], messages).await
+            time(&mut link, pattern, &vec![7; size.max(2)].into(), messages).await
         })?;
         let one_way = if pattern == Pattern::PingPong { 2 * messages } else { messages };
         println!("{:.1}", time.as_nanos() as f64 / f64::from(one_way));
@@ -104,15 +105,15 @@ impl Client {
 }
 
 /// The time of `messages` exchanges, after a tenth of them to warm up.
-async fn time(link: &mut Link, pattern: Pattern, message: &[u8], messages: u32) -> Result<Duration> {
-    link.send(&[pattern as u8]).await?;
+async fn time(link: &mut Link, pattern: Pattern, message: &Bytes, messages: u32) -> Result<Duration> {
+    link.send(&Bytes::from(vec![pattern as u8])).await?;
     exchange(link, pattern, message, messages.div_ceil(10)).await?;
     let start = Instant::now();
     exchange(link, pattern, message, messages).await?;
     Ok(start.elapsed())
 }
 
-async fn exchange(link: &mut Link, pattern: Pattern, message: &[u8], messages: u32) -> Result<()> {
+async fn exchange(link: &mut Link, pattern: Pattern, message: &Bytes, messages: u32) -> Result<()> {
     for _ in 0..messages {
         link.send(message).await?;
         if pattern == Pattern::PingPong {
@@ -121,7 +122,7 @@ async fn exchange(link: &mut Link, pattern: Pattern, message: &[u8], messages: u
         }
     }
     if pattern == Pattern::OneWay {
-        link.send(&[1]).await?;
+        link.send(&Bytes::from_static(&[1])).await?;
         link.flush().await?;
         link.receive(|_| ()).await?.ok_or("the server has ended")?;
     }

@@ -17,7 +17,9 @@ mod usage;
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use clap::{Parser, Subcommand, ValueEnum};
+use rdma_msg::Channel;
 use serde::{Deserialize, Serialize};
 
 use transport::{Link, Listener, Transport};
@@ -156,12 +158,14 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 async fn serve(mut link: Link) -> Result<()> {
     let Some(first) = link.receive(|bytes| bytes.first().copied()).await? else { return Ok(()) };
     let is_echo = first == Some(0);
-    let mut reply = Vec::new();
+    if let Link::Owned(channel) = &link {
+        return serve_in_place(channel, is_echo).await;
+    }
+    let mut reply = Bytes::new();
     while let Some(is_last) = link
         .receive(|bytes| {
             if is_echo {
-                reply.clear();
-                reply.extend_from_slice(bytes);
+                reply = Bytes::copy_from_slice(bytes);
             }
             bytes.len() == 1
         })
@@ -173,7 +177,7 @@ async fn serve(mut link: Link) -> Result<()> {
                 link.flush().await?;
             }
             (false, true) => {
-                link.send(&[1]).await?;
+                link.send(&Bytes::from_static(&[1])).await?;
                 link.flush().await?;
             }
             (false, false) => {}
@@ -181,6 +185,30 @@ async fn serve(mut link: Link) -> Result<()> {
     }
     Ok(())
 }
+
+/// Sends messages back where they are, or offers memory for those that are swallowed.
+async fn serve_in_place(channel: &Channel, is_echo: bool) -> Result<()> {
+    let mut offers = 0;
+    while let Some(message) = channel.receive().await? {
+        if is_echo || message.len() == 1 {
+            channel.send(message).await?;
+            continue;
+        }
+        match message.into_offered() {
+            Ok(memory) => channel.offer(memory).await?,
+            Err(message) if message.len() >= LONG && offers < OFFERS => {
+                offers += 1;
+                channel.offer(vec![0; message.len()]).await?;
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Least length in bytes of messages for which memory is offered, and the number of offers.
+const LONG: usize = 64 << 10;
+const OFFERS: u32 = 4;
 
 async fn run(
     transport: Transport,
@@ -219,9 +247,9 @@ async fn run(
 
 /// Number of messages, and the round-trip times in nanoseconds.
 async fn exchange(mut link: Link, pattern: Pattern, size: usize, end: Instant) -> Result<(u64, Vec<u32>)> {
-    let message = vec![7; size.max(2)];
+    let message = Bytes::from(vec![7; size.max(2)]);
     let (mut count, mut latencies) = (0, Vec::new());
-    link.send(&[pattern as u8]).await?;
+    link.send(&Bytes::from(vec![pattern as u8])).await?;
     match pattern {
         Pattern::PingPong => loop {
             let now = Instant::now();
@@ -243,7 +271,7 @@ async fn exchange(mut link: Link, pattern: Pattern, size: usize, end: Instant) -
                 }
                 count += chunk;
             }
-            link.send(&[1]).await?;
+            link.send(&Bytes::from_static(&[1])).await?;
             link.flush().await?;
             link.receive(|_| ()).await?.ok_or("the server has ended")?;
             Ok((count, latencies))

@@ -11,6 +11,8 @@ use crate::Result;
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
     Channel,
+    /// A channel to which memory moves in.
+    Owned,
     Stream,
     Tcp,
     Unix,
@@ -24,6 +26,7 @@ impl Transport {
 
 pub(crate) enum Listener {
     Channel(rdma_msg::Listener),
+    Owned(rdma_msg::Listener),
     Stream(rdma_msg::StreamListener),
     Tcp(TcpListener),
     Unix(UnixListener),
@@ -32,6 +35,7 @@ pub(crate) enum Listener {
 /// A connection.
 pub(crate) enum Link {
     Channel(Channel),
+    Owned(Channel),
     Bytes(Bytes),
 }
 
@@ -79,6 +83,7 @@ impl Listener {
         };
         Ok(match transport {
             Transport::Channel => Listener::Channel(builder().bind(address).await?),
+            Transport::Owned => Listener::Owned(builder().bind(address).await?),
             Transport::Stream => Listener::Stream(builder().bind_streams(address).await?),
             Transport::Tcp => Listener::Tcp(TcpListener::bind(address).await?),
             Transport::Unix => {
@@ -91,7 +96,7 @@ impl Listener {
 
     pub(crate) fn address(&self) -> Result<String> {
         Ok(match self {
-            Listener::Channel(listener) => listener.local_address().to_string(),
+            Listener::Channel(listener) | Listener::Owned(listener) => listener.local_address().to_string(),
             Listener::Stream(listener) => listener.local_address().to_string(),
             Listener::Tcp(listener) => listener.local_addr()?.to_string(),
             Listener::Unix(listener) => {
@@ -104,6 +109,7 @@ impl Listener {
     pub(crate) async fn accept(&self) -> Result<Link> {
         Ok(match self {
             Listener::Channel(listener) => Link::Channel(listener.accept().await?),
+            Listener::Owned(listener) => Link::Owned(listener.accept().await?),
             Listener::Stream(listener) => Bytes::rdma(listener.accept().await?),
             Listener::Tcp(listener) => Bytes::tcp(listener.accept().await?.0)?,
             Listener::Unix(listener) => Bytes::unix(listener.accept().await?.0),
@@ -117,15 +123,17 @@ impl Link {
         let connector = || driver.map_or_else(Connector::new, |driver| Ok(Connector::with_driver(driver)));
         Ok(match transport {
             Transport::Channel => Link::Channel(connector()?.connect(address).await?),
+            Transport::Owned => Link::Owned(connector()?.connect(address).await?),
             Transport::Stream => Bytes::rdma(connector()?.connect_stream(address).await?),
             Transport::Tcp => Bytes::tcp(TcpStream::connect(address).await?)?,
             Transport::Unix => Bytes::unix(UnixStream::connect(address).await?),
         })
     }
 
-    pub(crate) async fn send(&mut self, message: &[u8]) -> Result<()> {
+    pub(crate) async fn send(&mut self, message: &bytes::Bytes) -> Result<()> {
         match self {
-            Link::Channel(channel) => channel.send(message).await?,
+            Link::Channel(channel) => channel.send(&message[..]).await?,
+            Link::Owned(channel) => channel.send(message.clone()).await?,
             Link::Bytes(Bytes { writer, .. }) => {
                 writer.write_all(&(message.len() as u32).to_be_bytes()).await?;
                 writer.write_all(message).await?;
@@ -145,7 +153,7 @@ impl Link {
     /// The result of `f` for the next message; `None` at the end.
     pub(crate) async fn receive<R>(&mut self, f: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         match self {
-            Link::Channel(channel) => Ok(channel.receive().await?.map(|message| f(&message))),
+            Link::Channel(channel) | Link::Owned(channel) => Ok(channel.receive().await?.map(|message| f(&message))),
             Link::Bytes(Bytes { reader, message, .. }) => {
                 let mut len = [0; 4];
                 match reader.read_exact(&mut len).await {
