@@ -51,16 +51,24 @@ async fn run(options: Options) -> Result<()> {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok(client) => drop(clients.spawn(serve(client, stopped.clone()))),
+                Ok(client) => {
+                    let served = serve(client, stopped.clone());
+                    clients.spawn(async move {
+                        if let Err(error) = served.await {
+                            eprintln!("a client is gone: {error}"); // killed, for example
+                        }
+                    });
+                    while clients.try_join_next().is_some() {} // those that have ended
+                }
                 Err(error) => {
                     eprintln!("a client cannot be accepted: {error}"); // no file descriptor is left, for example
                     sleep(Duration::from_millis(10)).await;
                 }
             },
-            Some(Ok(Err(error))) = clients.join_next() => eprintln!("a client is gone: {error}"), // killed, for example
             _ = &mut ctrl_c => break,
         }
     }
+    while clients.try_join_next().is_some() {}
     println!("stopping: {} clients", clients.len());
     drop(stop);
     while clients.join_next().await.is_some() {}
