@@ -98,7 +98,7 @@ impl Assembly {
             }
             (Kind::Written, None) => {
                 let (number, len) = wire::decode_written(payload)?;
-                if len > self.max_message as u64 {
+                if len == 0 || len > self.max_message as u64 {
                     return Err(Violation::TooLong.into());
                 }
                 return Ok(Meaning::Written(number, len));

@@ -12,6 +12,7 @@
 //!
 //! let channel = Channel::connect("10.0.0.2:7471", TIMEOUT)?;
 //! channel.send("a question", TIMEOUT)?;
+//! channel.finish(TIMEOUT)?;
 //! while let Some(answer) = channel.receive(TIMEOUT)? {
 //!     println!("{}", String::from_utf8_lossy(&answer));
 //! }

@@ -35,6 +35,7 @@ use crate::wire::{HEADER, Hello};
 /// # async fn example() -> rdma_msg::Result<()> {
 /// let channel = rdma_msg::connect("10.0.0.2:7471").await?;
 /// channel.send("a question").await?;
+/// channel.finish().await?;
 /// while let Some(answer) = channel.receive().await? {
 ///     println!("{}", String::from_utf8_lossy(&answer));
 /// }
@@ -116,11 +117,14 @@ impl Channel {
     /// peer, see [`Channel::flush`]. If the future is dropped before it is ready, the message does not arrive, also if parts of
     /// it were sent already.
     ///
-    /// Long memory that moves in is not copied ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). If
-    /// the peer has [offered](Channel::offer) memory that is long enough, this end writes the message there. Otherwise the peer
-    /// reads the memory when its program receives the message, and the future is ready after that. Such a message may still arrive
-    /// after the future is dropped. The memory is freed when it was read or written, or when the channel ends. Memory that cannot
-    /// be registered is copied.
+    /// Long memory that moves in is not copied by this end
+    /// ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). If the peer has [offered](Channel::offer)
+    /// memory that is long enough, this end writes the message there. Otherwise the peer reads the memory when its program receives
+    /// the message, and the future is ready after that. It copies messages longer than 4 MiB once. At most two messages wait to
+    /// be read, or one if this end has [shared receives](crate::SharedReceives); further ones wait to be sent.
+    ///
+    /// A message that waits to be read may still arrive after the future is dropped. The memory is freed when it was read or
+    /// written, or when the channel ends. Memory that cannot be registered is copied.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
@@ -138,15 +142,33 @@ impl Channel {
 
     /// Offers memory to which the peer may write one message. Ready when the offer is on its way.
     ///
-    /// The peer uses it for a message that [moves in](Payload), has at least the [rendezvous
-    /// threshold](crate::Connector::rendezvous_threshold) of the peer (64 KiB by default), and at most 16 parts. It uses the oldest
-    /// offered memory that is long enough. All other messages arrive as without offers.
+    /// ```no_run
+    /// # async fn example(channel: rdma_msg::Channel) -> rdma_msg::Result<()> {
+    /// for _ in 0..8 {
+    ///     channel.offer(vec![0; 1 << 20]).await?;
+    /// }
+    /// while let Some(block) = channel.receive().await? {
+    ///     println!("{} bytes", block.len());
+    ///     if let Ok(memory) = block.into_offered() {
+    ///         channel.offer(memory).await?; // for the next block
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The peer uses it for a message that [moves in](Payload), has at least the
+    /// [rendezvous threshold](crate::Connector::rendezvous_threshold) of the peer (64 KiB by default), and at most 16 parts. It
+    /// uses the oldest offered memory that is long enough. All other messages arrive as without offers, also those that it sends
+    /// before the offer has arrived.
     ///
     /// [`Channel::receive`] returns the message in its turn, without a copy. Until then the peer may change any byte of the memory,
-    /// but cannot read it. [`Message::into_offered`] returns the memory.
+    /// but cannot read it. [`Message::into_offered`] returns the memory. Each offer registers its memory, and the receiving
+    /// deregisters it. On hardware, these are system calls.
     ///
-    /// At most 16 offers are open. A further one waits until this end receives a written message, so do not await it in the task
-    /// that receives. Memory that was not used is freed when the last handle of the channel is dropped and the connection is gone.
+    /// At most 16 offers are open. A further one waits until this end receives a written message. So the task that receives may
+    /// await an offer for each written message that it has received, but not a seventeenth one. Memory that was not used is freed
+    /// when the last handle of the channel is dropped and the connection is gone.
     ///
     /// # Errors
     /// The memory is freed. [`Error::Connection`] when it is empty or cannot be registered; [`Error::Closed`] after
@@ -217,7 +239,8 @@ impl Channel {
         self.handle.statistics()
     }
 
-    /// The pool of registered memory that the connections of the driver share, for messages that are sent as buffers.
+    /// The pool of registered memory that the connections of the driver share, for messages that are sent as buffers:
+    /// `channel.pool().get_async(Budget::Sends, len).await`.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.handle.0.pool

@@ -4,6 +4,7 @@
 //! # async fn example() -> rdma_msg::Result<()> {
 //! let channel = rdma_msg::connect("10.0.0.2:7471").await?;
 //! channel.send("hello").await?;
+//! channel.finish().await?; // otherwise the echo server below waits for more messages
 //! while let Some(message) = channel.receive().await? {
 //!     println!("{:?}", &*message);
 //! }
@@ -48,7 +49,8 @@
 //! default. While it sends, it also has up to [`sends`](Connector::sends) + 1 packets. When it is idle, it keeps one of them. So
 //! with default options it has 460 KiB when idle, and at most 780 KiB. A message that arrives in parts, of at
 //! most [`max_message`](Connector::max_message), also takes up to twice its length. Of this memory, the process keeps up to 16 MiB
-//! for the next messages. Copies for a program that keeps messages have a [budget](Connector::copy_budget).
+//! for the next messages. Copies for a program that keeps messages have a [budget](Connector::copy_budget). Messages that were read
+//! from the memory of the peer, of up to 4 MiB each, and [offered](Channel::offer) memory, up to 16 vectors, come on top.
 //!
 //! For many connections, [share the receives](SharedReceives) and choose smaller packets. A connection that is idle then has seven
 //! packets, for example 28 KiB.
@@ -119,7 +121,9 @@ pub use listener::{Listener, ListenerBuilder, StreamListener};
 pub use message::Message;
 pub use payload::Payload;
 pub use rdma_async::{Destination, Driver};
+pub use rdma_pool::{Budget, Pool};
 pub use rdma_safe::cm::Address;
+pub use rdma_safe::{Buffer, SharedBuffer};
 pub use receives::SharedReceives;
 pub use sending::Send;
 pub use stream::{ReadHalf, Stream, WriteHalf};

@@ -10,15 +10,20 @@ use crate::options::{Options, setters, transport};
 use crate::stream::Stream;
 use crate::wire::{Hello, Purpose};
 
-/// Listens at an address for channels.
+/// Listens at an address for channels. Dropping it refuses further requests; accepted channels go on.
 ///
 /// ```no_run
 /// # async fn serve(_: rdma_msg::Channel) {}
 /// # async fn example() -> rdma_msg::Result<()> {
 /// let listener = rdma_msg::Listener::bind("0.0.0.0:7471").await?;
 /// loop {
-///     let channel = listener.accept().await?;
-///     tokio::spawn(serve(channel));
+///     match listener.accept().await {
+///         Ok(channel) => drop(tokio::spawn(serve(channel))),
+///         Err(error) => {
+///             eprintln!("a client cannot be accepted: {error}");
+///             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+///         }
+///     }
 /// }
 /// # }
 /// ```

@@ -179,9 +179,17 @@ impl Message {
         }
     }
 
+    /// The buffer into which the message was read.
+    pub(crate) fn into_read(self) -> Result<Buffer, Self> {
+        match self.0 {
+            Storage::Read(buffer) => Ok(buffer),
+            _ => Err(self),
+        }
+    }
+
     /// The memory that was offered for the message, with its whole length, to [offer](crate::Channel::offer) it again.
     ///
-    /// Read the length of the message before. The bytes after the message are unspecified.
+    /// Take [`len`](slice::len) first: the bytes after the message are unspecified.
     ///
     /// # Errors
     /// The message, if its bytes have arrived in another way.

@@ -44,7 +44,7 @@ macro_rules! setters {
     () => {
         /// The longest packet in bytes, 512 to 1 MiB; 20 KiB by default. A connection uses the smaller value of its two ends.
         ///
-        /// Longer messages are divided, and copied once at the receiver.
+        /// Longer messages that are sent in packets are divided, and copied once at the receiver.
         pub fn packet_size(mut self, bytes: usize) -> Self {
             self.options.packet_size =
                 bytes.clamp(crate::wire::MIN_PACKET as usize, crate::wire::MAX_PACKET as usize) as u32;

@@ -12,9 +12,12 @@ use crate::wire::MAX_OFFER_PARTS;
 
 /// The bytes of a message to send: a slice, a list of slices, or memory that moves into the channel.
 ///
-/// Long memory that moves in is not copied: `Vec<u8>`, `Bytes`, registered buffers, and `Vec`s of up to 16 `Bytes` or registered
-/// buffers, where empty ones do not count; see [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold).
-/// Everything else is copied into packets.
+/// Long memory that moves in is not copied: `Vec<u8>`, `String`, `Bytes`, [`Buffer`], [`SharedBuffer`], and a `Vec` of up to 16 of
+/// one of the last three, where empty ones do not count. The length of the whole message decides; see
+/// [`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold). Everything else is copied into packets. So a header
+/// and its payload are one message by `channel.send(vec![header, payload])`, where both are `Bytes`.
+///
+/// A [`Message`](crate::Message) moves in, too. If its bytes are in a packet, they are copied first.
 pub struct Payload<'a>(Source<'a>);
 
 enum Source<'a> {
@@ -95,7 +98,9 @@ impl Payload<'_> {
             other => self.0 = other,
         }
         self.freeze();
-        if self.parts().count() > MAX_OFFER_PARTS { None } else { self.parts().map(|part| part.share(pd)).collect() }
+        // A vector that cannot be registered has no parts.
+        let is_possible = (1..=MAX_OFFER_PARTS).contains(&self.parts().count());
+        if is_possible { self.parts().map(|part| part.share(pd)).collect() } else { None }
     }
 
     /// A buffer becomes memory that can be shared.
@@ -248,8 +253,12 @@ impl From<Vec<SharedBuffer>> for Payload<'_> {
 }
 
 impl From<crate::Message> for Payload<'_> {
+    /// Copies the bytes only if they are in a packet.
     fn from(message: crate::Message) -> Self {
-        Payload(Source::Vec(message.into_vec()))
+        match message.into_read() {
+            Ok(buffer) => buffer.into(),
+            Err(message) => message.into_vec().into(),
+        }
     }
 }
 
@@ -276,6 +285,20 @@ impl From<Vec<bytes::Bytes>> for Payload<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "soft0 needs sockets")]
+    fn memory_that_cannot_be_registered_is_neither_lost_nor_written() {
+        rdma_safe::soft::install().unwrap();
+        let pd = rdma_safe::Device::first().unwrap().open().unwrap().alloc_pd().unwrap();
+        // No region is empty, and no list has so many parts.
+        let many = vec![pd.allocate(10).unwrap().freeze(); MAX_OFFER_PARTS + 1];
+        for mut payload in [Payload::from(Vec::<u8>::new()), Payload::from(many)] {
+            let len = payload.len();
+            assert!(payload.register(&pd).is_none() && payload.expose(&pd).is_none());
+            assert_eq!(payload.len(), len);
+        }
+    }
 
     #[test]
     fn lists_are_copied_as_if_they_were_one_slice() {

@@ -8,7 +8,7 @@ use std::{fmt, mem};
 
 use rdma_safe::fork::Creator;
 
-use crate::engine::{Effects, Engine};
+use crate::engine::{Effects, Engine, Freed};
 
 /// What the handles of a channel share.
 ///
@@ -191,7 +191,7 @@ impl Shared {
 fn run(effects: Option<Effects>) {
     let Some(Effects { wakers, freed }) = effects else { return };
     // First, so that a task that waits for it finds its memory free. If that panics, tasks are woken all the same.
-    let dropped = catch_unwind(AssertUnwindSafe(|| drop(freed)));
+    let dropped = catch_unwind(AssertUnwindSafe(|| freed.map(Freed::release)));
     for waker in wakers.into_all() {
         // A waker that panics keeps no other task from going on.
         let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));

@@ -113,12 +113,22 @@ pub(crate) struct Freed {
     lists: Vec<Gather>,
     writes: Vec<OwnedOperation<Threads, List>>,
     spaces: Vec<ExposedRegion>,
+    /// Memory that stays until the connection is gone.
+    left: Option<(Connection, Vec<ExposedRegion>)>,
 }
 
 impl Freed {
+    /// Drops the memory, without a lock.
+    pub(crate) fn release(self) {
+        if let Some((connection, spaces)) = self.left {
+            spaces.into_iter().for_each(|space| connection.attach(space));
+        }
+    }
+
     fn is_empty(&self) -> bool {
-        let Freed { regions, buffers, messages, packets, readings, lists, writes, spaces } = self;
-        let has_memory = !(regions.is_empty() && buffers.is_empty() && lists.is_empty() && spaces.is_empty());
+        let Freed { regions, buffers, messages, packets, readings, lists, writes, spaces, left } = self;
+        let has_spaces = !spaces.is_empty() || left.is_some();
+        let has_memory = !(regions.is_empty() && buffers.is_empty() && lists.is_empty()) || has_spaces;
         let has_work = !(readings.is_empty() && writes.is_empty());
         !has_memory && !has_work && messages.is_empty() && packets.is_empty()
     }
@@ -341,6 +351,7 @@ impl Engine {
     pub(crate) fn leave(&mut self) {
         self.take_completions();
         if self.ended.is_none() {
+            self.freed.spaces.extend(self.spaces.take_due());
             // Without room, or with unread offers, no end is sent, and the peer gets `Disconnected`.
             if !self.outgoing.has_offers() {
                 let _ = self.try_finish();
@@ -351,9 +362,8 @@ impl Engine {
             self.free_memory();
         }
         // While the last packets are on their way, the peer may still write to this memory.
-        for space in self.spaces.take_own() {
-            self.connection.attach(space);
-        }
+        let spaces: Vec<_> = self.spaces.take_own().collect();
+        self.freed.left = (!spaces.is_empty()).then(|| (self.connection.clone(), spaces));
     }
 
     /// Frees the memory that the end of the channel leaves.
@@ -408,6 +418,8 @@ impl Engine {
                 }
                 Err(failed) => {
                     self.freed.buffers.extend(failed.buffer);
+                    // A write before it may be the cause.
+                    self.take_writes();
                     self.fail(failed.error);
                 }
             }

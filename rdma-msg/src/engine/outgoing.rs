@@ -145,6 +145,19 @@ impl Outgoing {
         }
     }
 
+    /// A buffer for another packet. `None` if all are in use, or if there is no memory.
+    pub(super) fn new_packet(&mut self, pool: &rdma_pool::Pool) -> Option<Buffer> {
+        if let Some(buffer) = self.spare.pop() {
+            return Some(buffer);
+        }
+        if self.buffers >= self.max_buffers {
+            return None;
+        }
+        let buffer = pool.try_get(Budget::Sends, self.packet).ok()?;
+        self.buffers += 1;
+        Some(buffer)
+    }
+
     /// Takes the buffer of a packet that is not in use.
     pub(super) fn take_unused(&mut self) -> Option<Buffer> {
         match self.has_frames() {
@@ -188,15 +201,7 @@ impl Outgoing {
     /// Space in the open packet in bytes. `None` if there is no buffer for a packet.
     fn space(&mut self, pool: &rdma_pool::Pool) -> Option<usize> {
         if self.open.is_none() {
-            let buffer = match self.spare.pop() {
-                Some(buffer) => buffer,
-                None if self.buffers < self.max_buffers => {
-                    let buffer = pool.try_get(Budget::Sends, self.packet).ok()?;
-                    self.buffers += 1;
-                    buffer
-                }
-                None => return None,
-            };
+            let buffer = self.new_packet(pool)?;
             let mut open = Open { buffer, used: HEADER, messages: 0 };
             open.buffer.set_len(self.packet).ok()?;
             self.open = Some(open);
@@ -341,11 +346,10 @@ impl Engine {
             return Ok(Some(()));
         }
         self.check_open()?;
-        if !self.place_cancellation() || !self.place(Kind::End, 0, |_| {}) {
+        if self.spaces.are_due() || !self.place_cancellation() || !self.place(Kind::End, 0, |_| {}) {
             return Ok(None);
         }
         self.outgoing.has_finished = true;
-        self.freed.spaces.extend(self.spaces.take_due());
         self.outgoing.is_end_alone = self.outgoing.open.as_ref().is_some_and(|open| open.used == HEADER + FRAME);
         Ok(Some(()))
     }
@@ -463,13 +467,11 @@ impl Engine {
 
     /// Sends the open packet if it is time, and an update if one is due.
     pub(super) fn send_due(&mut self) {
+        self.send_spaces();
         if self.outgoing.finish_due {
             let _ = self.try_finish();
         } else {
             self.place_cancellation();
-        }
-        if !self.outgoing.has_finished {
-            self.send_spaces();
         }
         if self.flow.data_in_flight() < FEW {
             self.send_open();
@@ -507,7 +509,7 @@ impl Engine {
     }
 
     /// Uses credit for a packet of the window. `None` without credit or room.
-    fn credit(&mut self) -> Option<Counts> {
+    pub(super) fn credit(&mut self) -> Option<Counts> {
         if self.flow.room() == 0 {
             // Earlier packets may have completed.
             self.take_done();
@@ -516,20 +518,6 @@ impl Engine {
             }
         }
         self.flow.send()
-    }
-
-    /// Uses credit for a packet of its own, after all frames that were added before. `None` without credit or room.
-    pub(super) fn start_packet(&mut self) -> Option<(Buffer, Counts)> {
-        while self.outgoing.has_frames() {
-            if !self.send_open() {
-                return None;
-            }
-        }
-        self.space()?;
-        let counts = self.credit()?;
-        let Open { buffer, .. } = self.outgoing.open.take()?;
-        self.has_new_room = true;
-        Some((buffer, counts))
     }
 
     pub(super) fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {

@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use rdma_async::{Failed, List, OwnedOperation, Threads};
-use rdma_safe::{ExposedRegion, Gather, RemoteMemory, SharedBuffer};
+use rdma_safe::{Buffer, ExposedRegion, Gather, RemoteMemory, SharedBuffer};
 
 use super::Engine;
 use crate::error::{Error, Violation};
@@ -162,15 +162,25 @@ impl Engine {
 
     /// Tells the peer of memory, as far as there is credit.
     pub(super) fn send_spaces(&mut self) {
+        const LEN: usize = HEADER + MEMORY;
         while let Some(memory) = self.spaces.due.front().map(ExposedRegion::remote) {
-            let Some((mut buffer, counts)) = self.start_packet() else { return };
-            buffer[HEADER..HEADER + MEMORY].copy_from_slice(&wire::memory(memory));
+            let Some(mut buffer) = self.unused_packet() else { return };
+            let counts = if buffer.set_len(LEN).is_ok() { self.credit() } else { None };
+            let Some(counts) = counts else { return self.outgoing.take_back(Class::Space, buffer) };
+            buffer[HEADER..].copy_from_slice(&wire::memory(memory));
             let Spaces { due, own, next, .. } = &mut self.spaces;
             own.extend(due.pop_front().map(|region| (*next, region)));
             *next = next.wrapping_add(1);
             self.counts.statistics.offers_sent += 1;
-            self.post(buffer, HEADER + MEMORY, Class::Space, counts, 0);
+            self.has_new_room = true;
+            self.post(buffer, LEN, Class::Space, counts, 0);
         }
+    }
+
+    /// A buffer for a packet that may come before the open one.
+    fn unused_packet(&mut self) -> Option<Buffer> {
+        let unused = self.outgoing.take_unused();
+        unused.or_else(|| self.outgoing.new_packet(self.connection.pool()))
     }
 
     /// The peer has offered memory.

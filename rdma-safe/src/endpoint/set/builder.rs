@@ -66,8 +66,9 @@ impl EndpointSetBuilder {
         self
     }
 
-    /// Keeps shared memory and parts of exposed regions that removed endpoints leave, for
-    /// [`EndpointSet::take_shared_memory`]. Without this, they are dropped when the endpoint is removed.
+    /// Keeps the memory of removed endpoints that [`EndpointSet::remove`] does not return, for [`EndpointSet::take_shared_memory`]:
+    /// shared memory, parts of exposed regions, and all memory if the completion queue cannot be polled. Without this, it is
+    /// dropped when the endpoint is removed.
     ///
     /// For callers that hold a lock meanwhile: dropping the last owner of memory can run code of the program.
     pub fn keep_shared_memory(mut self, keep: bool) -> Self {

@@ -1,9 +1,9 @@
-//! Shared memory of removed endpoints.
+//! Memory of removed endpoints that is not returned.
 
 use crate::Buffer;
 use crate::mr::{Gather, Piece};
 
-/// The parts of lists that removed endpoints leave, except for buffers.
+/// Memory of removed endpoints: parts of lists that are not buffers, and buffers of removals that have failed.
 #[derive(Default)]
 pub(super) struct Leftovers {
     /// `None` if they are dropped at once.
@@ -18,6 +18,13 @@ impl Leftovers {
 
     pub(super) fn take(&mut self) -> Vec<Piece> {
         self.kept.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Keeps or drops buffers.
+    pub(super) fn discard(&mut self, buffers: Vec<Buffer>) {
+        if let Some(kept) = &mut self.kept {
+            kept.extend(buffers.into_iter().map(Piece::Buffer));
+        }
     }
 
     /// Adds the buffers of lists to `buffers`, and keeps or drops everything else in them.

@@ -243,15 +243,19 @@ impl EndpointSet {
         // gets its number or its entries in the queue.
         let drained = self.drain();
         let mut buffers = self.members.end_removal();
-        destroyed?;
-        drained?;
+        if destroyed.is_ok() {
+            self.members.take_memory(&mut poster.live, &mut buffers);
+        }
+        if let Err(error) = destroyed.and_then(|()| Ok(drained?)) {
+            self.members.leftovers.discard(buffers);
+            return Err(error);
+        }
         self.members.forget_qp(number);
         self.room.vacate(&poster.live);
-        self.members.take_memory(&mut poster.live, &mut buffers);
         Ok(buffers)
     }
 
-    /// Takes the memory in lists of removed endpoints that is not a [`Buffer`], if the set was
+    /// Takes the memory of removed endpoints that [`EndpointSet::remove`] has not returned, if the set was
     /// [built](EndpointSetBuilder::keep_shared_memory) to keep it.
     pub fn take_shared_memory(&mut self) -> Vec<Piece> {
         self.members.leftovers.take()
