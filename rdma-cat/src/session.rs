@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::time::Duration;
 
 use rdma_msg::{Message, Stream};
 use tokio::io::AsyncWrite;
@@ -15,9 +14,6 @@ use crate::progress::{Direction, Progress};
 use crate::signals::Signals;
 use crate::sink::{Partial, Sink};
 use crate::source::{self, Piece, Source};
-
-/// Interval at which a writer without input looks whether the stream has ended.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// Codes that the peer gets when this end aborts the stream.
 const FAILED: u32 = 1;
@@ -99,7 +95,7 @@ async fn send(stream: &Shared, source: &mut Source, progress: Direction) -> Resu
         let piece = tokio::select! {
             biased;
             piece = source.next() => piece?,
-            error = stream.failed() => return Err(lost(error)),
+            error = stream.ended() => return Err(lost(error)),
         };
         let Some(piece) = piece else { break };
         stream.write(&piece, &progress).await.map_err(lost)?;
@@ -162,14 +158,10 @@ impl Shared {
         poll_fn(|context| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(context)).await
     }
 
-    /// Waits until the stream has failed.
-    async fn failed(&self) -> io::Error {
-        loop {
-            tokio::time::sleep(LOOK).await;
-            if let Some(error) = self.0.borrow().error() {
-                return error.into();
-            }
-        }
+    /// Waits until the stream has ended.
+    async fn ended(&self) -> io::Error {
+        let ended = self.0.borrow().ended();
+        ended.await.into()
     }
 
     fn abort(&self, code: u32, reason: &str) {

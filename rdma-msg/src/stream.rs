@@ -1,6 +1,7 @@
 //! Byte streams.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -104,7 +105,7 @@ impl Stream {
     /// The reason why the stream has ended before all bytes have reached the peer.
     pub async fn close(mut self) -> Result<()> {
         let handle = self.read.waiting.handle().clone();
-        let ended = std::future::poll_fn(|context| self.write.poll_end(context)).await;
+        let ended = poll_fn(|context| self.write.poll_end(context)).await;
         handle.close_connection().await;
         ended
     }
@@ -113,6 +114,17 @@ impl Stream {
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         self.read.waiting.handle().with(|engine| engine.ended().cloned())
+    }
+
+    /// Waits until the stream has ended, and returns the reason: [`Stream::error`]. For programs that write nothing meanwhile.
+    ///
+    /// The future counts as a handle of the stream. While it exists, dropping the stream does not end the connection.
+    pub fn ended(&self) -> impl Future<Output = Error> + Send + use<> {
+        let mut waiting = Waiting::new(self.read.waiting.handle().clone(), Waits::ForAcknowledgements);
+        poll_fn(move |context| {
+            let ended = ready!(waiting.poll(context, |engine| Ok(engine.ended().cloned())));
+            Poll::Ready(ended.unwrap_or_else(|error| error))
+        })
     }
 
     /// Counts since the stream was connected. Each part of a write in a packet counts as a message.
@@ -151,7 +163,7 @@ impl ReadHalf {
         match self.chunk.take() {
             Some(rest) if self.at == 0 => Ok(Some(rest)),
             Some(rest) => Ok(Some(Message::assembled(rest[self.at..].to_vec().into()))),
-            None => std::future::poll_fn(|context| self.waiting.poll_message(context)).await,
+            None => poll_fn(|context| self.waiting.poll_message(context)).await,
         }
     }
 

@@ -160,8 +160,9 @@ async fn an_offer_of_memory_that_was_not_exposed_ends_the_channel_only() {
     let _soft = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let (liar, channel) = liar(&listener).await;
-    send(&liar, packet(0, HONEST, &offer(100, 0x1234))).await;
+    send(&liar, packet(0, HONEST, &[offer(100, 0x1234), frame(0, b"after a message that is lost")].concat())).await;
     let error = soon(channel.receive()).await.unwrap_err();
+    assert!(soon(channel.receive()).await.is_err(), "no message comes after a lost one");
     assert!(matches!(error, Error::Connection(_) | Error::Disconnected), "{error}");
     assert!(soon(channel.send("anything")).await.is_err());
 }

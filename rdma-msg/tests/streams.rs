@@ -11,7 +11,7 @@ use std::task::Poll;
 use futures_util::SinkExt;
 use rdma_msg::{Connector, Error, Incompatible, Listener, ListenerBuilder, Stream};
 use support::random::Random;
-use support::{soft0, soon, until};
+use support::{begin, soft0, soon, until};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_stream::StreamExt;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
@@ -175,7 +175,11 @@ async fn a_lost_peer_is_no_end_of_the_stream() {
     let [mut client, server] = pair(|connector| connector, |listener| listener.window(1)).await;
     client.write_all(&[1; 8000]).await.unwrap();
     client.write_all(&[1; 8000]).await.unwrap();
+    let mut ended = Box::pin(server.ended());
+    begin(ended.as_mut()).await;
     drop(client);
+    // Nobody reads or writes.
+    assert!(matches!(soon(ended).await, Error::Disconnected));
     let (mut read, mut write) = server.into_split();
     let error = soon(read.read_to_end(&mut Vec::new())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);

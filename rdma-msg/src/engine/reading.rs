@@ -32,7 +32,7 @@ const SHORTEST: usize = 4096;
 
 /// A message that is being read.
 pub(super) struct Reading {
-    /// What is left of the part that is being read.
+    /// The rest of the current part.
     part: RemoteMemory,
     /// The parts after it.
     later: vec::IntoIter<RemoteMemory>,

@@ -34,19 +34,19 @@ const CHUNK: usize = 1 << 20;
 /// The spaces of both ends.
 #[derive(Default)]
 pub(super) struct Spaces {
-    /// Those of which the peer is to be told, in order.
+    /// Own spaces that the peer does not know yet, in order.
     due: VecDeque<ExposedRegion>,
-    /// Those of which the peer was told, in order, with their numbers.
+    /// Own spaces that the peer knows, with their numbers, in order.
     own: VecDeque<(u32, ExposedRegion)>,
-    /// Number of tasks that are going to offer one.
+    /// Number of tasks that will offer a space.
     reserved: usize,
-    /// The number of the next one.
+    /// The number of the next own space.
     next: u32,
-    /// Those of the peer that are free, in order.
+    /// Free spaces of the peer, in order.
     free: VecDeque<Space>,
-    /// Number of those of the peer in which no message was announced.
+    /// Number of spaces of the peer that have no message yet.
     open: usize,
-    /// The number of the next one of the peer.
+    /// The number of the next space of the peer.
     next_of_peer: u32,
     /// Writes in flight, in order.
     writes: VecDeque<OwnedOperation<Threads, List>>,
@@ -100,17 +100,17 @@ impl Writing {
 }
 
 impl Spaces {
-    /// Whether the peer is to be told of one.
+    /// Whether there is a space that the peer does not know yet.
     pub(super) fn are_due(&self) -> bool {
         !self.due.is_empty()
     }
 
-    /// Those of which the peer was not told.
+    /// Own spaces that the peer does not know.
     pub(super) fn take_due(&mut self) -> impl Iterator<Item = ExposedRegion> {
         self.due.drain(..)
     }
 
-    /// Those of which the peer was told.
+    /// Own spaces that the peer knows.
     pub(super) fn take_own(&mut self) -> impl Iterator<Item = ExposedRegion> {
         self.own.drain(..).map(|(_, region)| region)
     }
