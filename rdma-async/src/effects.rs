@@ -1,6 +1,5 @@
 //! Wake-ups and drops that wait until no lock is held.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
@@ -11,8 +10,8 @@ use rdma_safe::{Buffer, Completion};
 use crate::driver::state::Done;
 use crate::trace;
 
-/// What is dropped when a connection is gone.
-pub(crate) type Attachment = Box<dyn Any + Send>;
+/// Memory of a connection. It is dropped when the connection is gone.
+pub(crate) type Attachment = Box<dyn Send>;
 
 /// Tasks to wake and memory to drop. Both can run code of the user, so they wait until no lock is held.
 ///

@@ -153,7 +153,7 @@ async fn a_message_is_written_to_memory_that_was_offered_for_it() {
     assert!(*message == [&whole[..1], &long, &whole[5..6], &whole[..40_000], &long[7..]].concat());
     assert!(message.into_offered().is_ok());
 
-    // What was written before the end is received after it.
+    // Messages that were written before the end arrive.
     soon(sender.send(whole.slice(2..90_002))).await.unwrap();
     soon(sender.close()).await.unwrap();
     drop(sender);

@@ -59,7 +59,7 @@ async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
             (vec![buffer(&whole[..70_000]), buffer(b"tail")].into(), [&whole[..70_000], b"tail"].concat()),
             (vec![shared.slice(1..).unwrap(), shared.clone()].into(), [&whole[1..], &whole].concat()),
             (vec![whole.slice(..20_000); 16].into(), whole[..20_000].repeat(16)),
-            // Longer than what is read into one buffer, so the reader copies it.
+            // Too long for one buffer, so the reader copies it.
             (vec![long.clone(), part.clone(), long.clone()].into(), [&long[..], &part, &long].concat()),
             // Too many parts for an offer, so both ends copy them.
             (vec![part.slice(..10_000); 17].into(), part[..10_000].repeat(17)),

@@ -186,7 +186,7 @@ async fn serve(mut link: Link) -> Result<()> {
     Ok(())
 }
 
-/// Sends messages back where they are, or offers memory for those that are swallowed.
+/// Echoes messages in place, or offers memory for one-way messages.
 async fn serve_in_place(channel: &Channel, is_echo: bool) -> Result<()> {
     let mut offers = 0;
     while let Some(message) = channel.receive().await? {

@@ -336,7 +336,7 @@ impl<S: Sharing> Driver<S> {
             }
         }
         let entries = self.shared.completions.min(context.attributes().max_cqe());
-        let set = EndpointSet::builder(context, entries).events(true).keep_shared_memory(true).build()?;
+        let set = EndpointSet::builder(context, entries).events(true).keep_leftovers(true).build()?;
         let queue = S::rc(Queue::new(set, &self.shared.events)?);
         // The queue is kept only if it is large enough for a connection.
         let opened = queue.open(sends, &mut receives, |set| start.take().map(|start| start(set)));

@@ -340,7 +340,7 @@ impl<S: Sharing> State<S> {
 
     /// Forgets a connection whose endpoint was removed, and had these buffers.
     fn forget(&mut self, key: EndpointKey, buffers: Vec<Buffer>, effects: &mut Effects) {
-        effects.drop_pieces(self.set.take_shared_memory());
+        effects.drop_pieces(self.set.take_leftovers());
         let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else {
             return effects.drop_buffers(buffers);
         };

@@ -20,7 +20,7 @@ pub struct EndpointSetBuilder {
     timestamps: bool,
     vector: u32,
     classic_poll: bool,
-    keep_shared_memory: bool,
+    keep_leftovers: bool,
 }
 
 impl EndpointSetBuilder {
@@ -33,7 +33,7 @@ impl EndpointSetBuilder {
             timestamps: false,
             vector: 0,
             classic_poll: false,
-            keep_shared_memory: false,
+            keep_leftovers: false,
         }
     }
 
@@ -66,13 +66,13 @@ impl EndpointSetBuilder {
         self
     }
 
-    /// Keeps the memory of removed endpoints that [`EndpointSet::remove`] does not return, for [`EndpointSet::take_shared_memory`]:
+    /// Keeps the memory of removed endpoints that [`EndpointSet::remove`] does not return, for [`EndpointSet::take_leftovers`]:
     /// shared memory, parts of exposed regions, and all memory if the completion queue cannot be polled. Without this, it is
     /// dropped when the endpoint is removed.
     ///
     /// For callers that hold a lock meanwhile: dropping the last owner of memory can run code of the program.
-    pub fn keep_shared_memory(mut self, keep: bool) -> Self {
-        self.keep_shared_memory = keep;
+    pub fn keep_leftovers(mut self, keep: bool) -> Self {
+        self.keep_leftovers = keep;
         self
     }
 
@@ -91,7 +91,7 @@ impl EndpointSetBuilder {
         }
         let cq = cq.build()?;
         let mut members = Members::default();
-        if self.keep_shared_memory {
+        if self.keep_leftovers {
             members.leftovers.keep();
         }
         Ok(EndpointSet {

@@ -256,8 +256,8 @@ impl EndpointSet {
     }
 
     /// Takes the memory of removed endpoints that [`EndpointSet::remove`] has not returned, if the set was
-    /// [built](EndpointSetBuilder::keep_shared_memory) to keep it.
-    pub fn take_shared_memory(&mut self) -> Vec<Piece> {
+    /// [built](EndpointSetBuilder::keep_leftovers) to keep it.
+    pub fn take_leftovers(&mut self) -> Vec<Piece> {
         self.members.leftovers.take()
     }
 
