@@ -5,7 +5,8 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 
 use rdma_sys::*;
 
-use super::memory::{Memory, is_mapped};
+use super::mapped::is_mapped;
+use super::memory::Memory;
 use crate::check::Registered;
 use crate::transport::{Access, Place};
 use crate::wire::RemoteRange;

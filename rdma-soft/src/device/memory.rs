@@ -49,30 +49,3 @@ pub(crate) fn update(at: Place, change: &dyn Fn(u64) -> u64) -> u64 {
     let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
     changed.unwrap_or_else(|old| old)
 }
-
-/// Whether the pages of a range are readable, and if `is_written` writable. Populates them, as a device that pins them would.
-///
-/// Linux before 5.14 cannot populate pages, so every range passes there.
-pub(crate) fn is_mapped(address: u64, len: u64, is_written: bool) -> bool {
-    let page = page_size();
-    let start = address & !(page - 1);
-    let Some(end) = address.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return false };
-    let advice = if is_written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: populating pages changes no content. It fails if no memory is mapped.
-    let failed = unsafe { libc::madvise(start as usize as *mut libc::c_void, (end - start) as usize, advice) } != 0;
-    !failed || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) && !supports_populate()
-}
-
-fn supports_populate() -> bool {
-    let (byte, page) = (0_u8, page_size());
-    let start = (&raw const byte).addr() & !(page as usize - 1);
-    // SAFETY: populating a page of the stack changes nothing.
-    unsafe { libc::madvise(start as *mut libc::c_void, page as usize, libc::MADV_POPULATE_READ) == 0 }
-}
-
-/// The page size of this machine, a power of two.
-fn page_size() -> u64 {
-    // SAFETY: the function takes a number and returns one.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
-}

@@ -26,6 +26,7 @@ mod keys;
 mod leaks;
 mod link;
 mod lock;
+mod mapped;
 mod memory;
 mod modify;
 mod net_address;
