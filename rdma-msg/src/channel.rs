@@ -29,7 +29,7 @@ use crate::wire::{HEADER, Hello};
 /// [`Connector::max_message`](crate::Connector::max_message).
 ///
 /// Cloning gives another handle of the same channel. Call [`Channel::close`] at the end: when the last handle is dropped, messages
-/// for which the peer has no room yet are lost, and the peer gets [`Error::Disconnected`].
+/// that the peer has not read or has no room for are lost, and the peer gets [`Error::Disconnected`].
 ///
 /// ```no_run
 /// # async fn example() -> rdma_msg::Result<()> {
@@ -120,11 +120,10 @@ impl Channel {
     /// Long memory that moves in is not copied by this end
     /// ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). If the peer has [offered](Channel::offer)
     /// memory that is long enough, this end writes the message there. Otherwise the peer reads the memory when its program receives
-    /// the message, and the future is ready after that. It copies messages longer than 4 MiB once. At most two messages wait to
-    /// be read, or one if this end has [shared receives](crate::SharedReceives); further ones wait to be sent.
+    /// the message, or receives the one before it. It copies messages longer than 4 MiB once. At most two messages wait to be read,
+    /// or one if this end has [shared receives](crate::SharedReceives); further ones wait to be sent.
     ///
-    /// A message that waits to be read may still arrive after the future is dropped. The memory is freed when it was read or
-    /// written, or when the channel ends. Memory that cannot be registered is copied.
+    /// The memory is freed when it was read or written, or when the channel ends. Memory that cannot be registered is copied.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
@@ -135,7 +134,8 @@ impl Channel {
 
     /// The next message; `None` when the peer sends no more.
     ///
-    /// Dropping the future loses no message.
+    /// Dropping the future loses no message. While the program handles a message, the next one is read from the memory of the peer,
+    /// if it has at most 1 MiB and the [pool](Channel::pool) has memory for it.
     pub fn receive(&self) -> Receive<'_> {
         Receive(Waiting::new(&self.handle, Waits::ToReceive))
     }
@@ -361,12 +361,6 @@ impl<H: AsRef<Handle>> Waiting<H> {
 
     pub(crate) fn handle(&self) -> &Handle {
         self.handle.as_ref()
-    }
-
-    /// Waits for something else. The task has no place in line now.
-    pub(crate) fn wait_for(&mut self, waits: Waits) {
-        debug_assert!(self.place.is_none(), "its place was given back with the last result");
-        self.waits = waits;
     }
 
     /// The next message; `None` when the peer sends no more.

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use rdma_safe::ReadableRegion;
 
 use crate::channel::{Handle, Owner, Waiting};
-use crate::engine::{Engine, Progress, Waits, Writing};
+use crate::engine::{Engine, Progress, Writing};
 use crate::error::Result;
 use crate::parts::Parts;
 use crate::payload::Payload;
@@ -34,8 +34,6 @@ enum Way {
     Write(Option<Writing>),
     /// The peer is to read this memory. `None` once it is offered.
     Offer(Option<Parts<ReadableRegion>>),
-    /// The peer has read it after this many answers.
-    Offered(u64),
 }
 
 impl Way {
@@ -75,13 +73,7 @@ impl Future for Send<'_> {
                 Poll::Ready(sent)
             }
             Way::Write(writing) => waiting.poll(context, |engine| engine.try_write_message(writing)),
-            Way::Offer(parts) => {
-                let answers = ready!(waiting.poll(context, |engine| engine.try_offer(parts)))?;
-                *way = Way::Offered(answers);
-                waiting.wait_for(Waits::ForAcknowledgements);
-                waiting.poll(context, |engine| engine.try_answered(answers))
-            }
-            Way::Offered(answers) => waiting.poll(context, |engine| engine.try_answered(*answers)),
+            Way::Offer(parts) => waiting.poll(context, |engine| engine.try_offer(parts)),
         }
     }
 }

@@ -7,15 +7,20 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use rdma_async::Receiver;
+use rdma_pool::Budget;
 use rdma_safe::RemoteMemory;
 
 use super::Engine;
+use super::reading::total;
 use crate::assembly::{Assembly, Meaning, aborted};
 use crate::error::{Error, Violation};
 use crate::message::{Arrival, CopyBudget, Message, Packet, Part};
 use crate::parts::Parts;
 use crate::shared::Shared;
 use crate::wire::{self, Frame, HEADER, Hello, Kind, aligned};
+
+/// Length in bytes of the longest message that is read before a task asks for it.
+const AHEAD: u64 = 1 << 20;
 
 /// The receiving half.
 pub(super) struct Incoming {
@@ -165,6 +170,18 @@ impl Incoming {
         Ok(None)
     }
 
+    /// The length of the next message in bytes, if the peer has offered its memory.
+    fn next_offer(&self) -> Option<u64> {
+        // The rest of a packet whose frames were all taken has no frame.
+        let frame_of = |arrived: &Arrived| wire::decode_frame(arrived.packet.bytes(), arrived.at).ok().flatten();
+        let (arrived, frame) = self.packets.iter().find_map(|arrived| Some((arrived, frame_of(arrived)?)))?;
+        if frame.kind != Kind::Offer || self.assembly.is_amid() {
+            return None;
+        }
+        let parts = wire::decode_offer(payload(arrived.packet.bytes(), frame), u64::MAX).ok()?;
+        Some(total(&parts))
+    }
+
     /// The message of a frame of the first packet, in place.
     fn in_place(&mut self, Frame { start, len, .. }: Frame) -> Option<Message> {
         let part = Part { start, len };
@@ -255,18 +272,42 @@ impl Engine {
             Ok(Some(Some((arrival, copied)))) => {
                 self.counts.statistics.messages_received += 1;
                 self.counts.statistics.bytes_copied += copied as u64;
+                if let Err(error) = self.read_ahead() {
+                    self.end_receiving(error);
+                }
                 Ok(Some(Some(arrival)))
             }
             Err(error) => {
-                self.freed.packets.extend(self.incoming.clear());
-                if self.ended.is_some() {
-                    // It explains more than the end of the connection.
-                    self.ended = Some(error.clone());
-                }
-                self.end(error.clone());
+                self.end_receiving(error.clone());
                 Err(error)
             }
         }
+    }
+
+    /// Begins to read the next message while the program handles this one.
+    ///
+    /// Only a message that is not long, and only if there is memory at once: others wait for this memory.
+    fn read_ahead(&mut self) -> Result<(), Error> {
+        if self.reading.is_some() || self.ended.is_some() {
+            return Ok(());
+        }
+        let Some(len) = self.incoming.next_offer().filter(|len| *len <= AHEAD) else { return Ok(()) };
+        let Ok(buffer) = self.connection.pool().try_get(Budget::Bulk, len as usize) else { return Ok(()) };
+        if let Taken::Offer(parts) = self.incoming.take()? {
+            self.flow.offer_received()?;
+            self.read_into(buffer, parts);
+        }
+        Ok(())
+    }
+
+    /// Nothing more can be received.
+    fn end_receiving(&mut self, error: Error) {
+        self.freed.packets.extend(self.incoming.clear());
+        if self.ended.is_some() {
+            // It explains more than the end of the connection.
+            self.ended = Some(error.clone());
+        }
+        self.end(error);
     }
 }
 

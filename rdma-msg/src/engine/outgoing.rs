@@ -269,11 +269,10 @@ impl Engine {
         }
     }
 
-    /// Offers the memory of a message for the peer to read. Returns the number of offers that are answered once it is read;
-    /// `None` if there is no room.
+    /// Offers the memory of a message for the peer to read. `None` if there is no room.
     ///
     /// The caller must be the first in line.
-    pub(crate) fn try_offer(&mut self, memory: &mut Option<Parts<ReadableRegion>>) -> Result<Option<u64>, Error> {
+    pub(crate) fn try_offer(&mut self, memory: &mut Option<Parts<ReadableRegion>>) -> Result<Option<()>, Error> {
         let Some(parts) = memory else { return Err(Error::Closed) };
         self.check_message(parts.iter().map(|region| region.len()).sum())?;
         if !self.place_cancellation() || !self.flow.can_offer() {
@@ -290,11 +289,11 @@ impl Engine {
         self.outgoing.offers.extend(memory.take());
         self.counts.statistics.messages_sent += 1;
         self.counts.offers_made += 1;
-        Ok(Some(self.counts.offers_made))
+        Ok(Some(()))
     }
 
     /// Whether these many offers are answered.
-    pub(crate) fn try_answered(&self, offers: u64) -> Result<Option<()>, Error> {
+    fn try_answered(&self, offers: u64) -> Result<Option<()>, Error> {
         if self.counts.offers_answered >= offers {
             return Ok(Some(()));
         }

@@ -1,7 +1,8 @@
 //! Reading messages from the memory of the peer.
 //!
-//! The receiver decides when: it reads one message at a time, when a task asks for it and there is memory. A message of up to
-//! [`IN_PLACE`] bytes is read into one buffer, which becomes the message. A longer one is read in chunks, and copied.
+//! The receiver decides when: it reads one message at a time, when a task asks for it and there is memory. When a task takes a
+//! message, the next one is read while the task handles it, unless that one is long. A message of up to [`IN_PLACE`] bytes is read
+//! into one buffer, which becomes the message. A longer one is read in chunks, and copied.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -57,7 +58,16 @@ enum Step {
     Done(Message),
 }
 
+/// Length of a message in bytes.
+pub(super) fn total(parts: &Parts<RemoteMemory>) -> u64 {
+    parts.iter().map(|part| part.len).sum()
+}
+
 impl Reading {
+    fn new(parts: Parts<RemoteMemory>, target: Target, memory: Memory) -> Self {
+        Reading { part: parts.first, later: parts.rest.into_iter(), target, step: Step::Memory(memory) }
+    }
+
     pub(super) fn is_done(&self) -> bool {
         matches!(self.step, Step::Done(_))
     }
@@ -123,9 +133,14 @@ impl Engine {
     /// Starts to read a message from these parts of the peer's memory.
     pub(super) fn begin_reading(&mut self, parts: Parts<RemoteMemory>) -> Result<(), Error> {
         let pool = self.connection.pool().clone();
-        let whole: u64 = parts.iter().map(|part| part.len).sum();
-        let is_short = whole <= IN_PLACE;
-        let mut len = if is_short { whole } else { CHUNK } as usize;
+        let whole = total(&parts);
+        if whole <= IN_PLACE {
+            if let Ok(buffer) = pool.try_get(Budget::Bulk, whole as usize) {
+                self.read_into(buffer, parts);
+                return Ok(());
+            }
+        }
+        let mut len = whole.min(CHUNK) as usize;
         let wait: Memory = loop {
             match pool.try_get(Budget::Bulk, len) {
                 Ok(buffer) => break Box::pin(std::future::ready(Ok(buffer))),
@@ -134,14 +149,9 @@ impl Engine {
                 Err(_) => break Box::pin(async move { pool.get_async(Budget::Bulk, len).await }),
             }
         };
-        let target = if is_short && len as u64 == whole {
-            Some(Target::InPlace { len, read: None, rest: None })
-        } else {
-            Long::with_capacity(whole as usize).map(Target::Copy)
-        };
-        let has_memory = target.is_some();
-        let target = target.unwrap_or_else(|| Target::Copy(Long::default()));
-        let reading = Reading { part: parts.first, later: parts.rest.into_iter(), target, step: Step::Memory(wait) };
+        let bytes = Long::with_capacity(whole as usize);
+        let has_memory = bytes.is_some();
+        let reading = Reading::new(parts, Target::Copy(bytes.unwrap_or_default()), wait);
         if !has_memory {
             // Dropping it can run code of the user.
             self.freed.readings.push(reading);
@@ -150,6 +160,13 @@ impl Engine {
         self.reading = Some(reading);
         self.advance_reading();
         Ok(())
+    }
+
+    /// Starts to read a message into a buffer that has room for it.
+    pub(super) fn read_into(&mut self, buffer: Buffer, parts: Parts<RemoteMemory>) {
+        let target = Target::InPlace { len: total(&parts) as usize, read: None, rest: None };
+        self.reading = Some(Reading::new(parts, target, Box::pin(std::future::ready(Ok(buffer)))));
+        self.advance_reading();
     }
 
     /// The message that was read, and the number of its bytes that were copied.
