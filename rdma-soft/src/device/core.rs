@@ -88,8 +88,8 @@ impl Core {
                     inbox.receive_readable(socket, readable.get(index).copied().unwrap_or_default(), each)
                 }
             };
-            if inbox.has_closed_senders() {
-                inbox.take_closed_senders().for_each(|number| outbox.handle_closed_sender(number, now));
+            if inbox.has_sender_events() {
+                inbox.take_sender_events().for_each(|number| outbox.handle_sender_event(number, now));
             }
         }
         self.scans = self.scans.wrapping_add(1);

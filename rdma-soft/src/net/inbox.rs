@@ -222,15 +222,15 @@ impl Inbox {
         has_received
     }
 
-    /// Whether the connection to a same-host peer has been closed.
+    /// Whether a same-host peer has made room for packets to it, or has closed the connection for them.
     #[inline]
-    pub(crate) fn has_closed_senders(&self) -> bool {
-        self.receivers.has_closed_senders()
+    pub(crate) fn has_sender_events(&self) -> bool {
+        self.receivers.has_sender_events()
     }
 
-    /// Takes the numbers of closed connections, for [`Outbox::handle_closed_sender`](super::Outbox::handle_closed_sender).
-    pub(crate) fn take_closed_senders(&mut self) -> impl Iterator<Item = usize> + '_ {
-        self.receivers.take_closed_senders()
+    /// Takes the numbers of these connections, for [`Outbox::handle_sender_event`](super::Outbox::handle_sender_event).
+    pub(crate) fn take_sender_events(&mut self) -> impl Iterator<Item = usize> + '_ {
+        self.receivers.take_sender_events()
     }
 
     /// Asks same-host peers to wake the thread that waits at [`Socket::shm_fd`]. Returns `false` if a message is already there.

@@ -41,9 +41,9 @@ impl Outbox {
         self.shm_senders.connect(socket, peer, now);
     }
 
-    /// Handles the end of the connection with this number and frees its resources.
-    pub(crate) fn handle_closed_sender(&mut self, number: usize, now: Time) {
-        self.shm_senders.handle_closed(number, now);
+    /// Handles room in the ring of the connection with this number, or its end, which frees its resources.
+    pub(crate) fn handle_sender_event(&mut self, number: usize, now: Time) {
+        self.shm_senders.handle_event(number, now);
     }
 
     /// Replaces the faults to inject. Packets that are held back are sent next.

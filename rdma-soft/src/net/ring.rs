@@ -19,6 +19,9 @@ const CAPACITY: usize = 512 << 10;
 /// Bytes before the ring. [`Control`] uses a few of them. The rest aligns the ring to any page size of Linux.
 const CONTROL_BYTES: usize = 64 << 10;
 
+/// Bytes that have to be free before a sender that has found the ring full goes on.
+const RESUME: u64 = CAPACITY as u64 / 4;
+
 /// Bytes of the length before each message.
 const LENGTH_BYTES: usize = 4;
 
@@ -27,14 +30,20 @@ const LENGTH_BYTES: usize = 4;
 struct Control {
     /// Total bytes added by the sender.
     tail: Line<AtomicU64>,
-    /// Total bytes taken by the receiver.
-    head: Line<AtomicU64>,
+    /// Total bytes taken by the receiver, and whether the sender wants to be told when there is room.
+    head: Line<Head>,
     /// The receiver wants to be woken for the next message. Initially set.
     needs_wakeup: Line<AtomicU32>,
     /// The receiver has mapped the memory.
     is_opened: AtomicU32,
     /// The receiver takes no more messages.
     is_closed: AtomicU32,
+}
+
+#[repr(C)]
+struct Head {
+    position: AtomicU64,
+    wants_room: AtomicU32,
 }
 
 /// Avoids false sharing. Processors prefetch pairs of 64-byte cache lines.
@@ -113,6 +122,8 @@ pub(super) struct Sender {
     head: u64,
     /// Length of the message for which there is room.
     reserved: usize,
+    /// Whether this side has asked to be told when there is room.
+    wants_room: bool,
 }
 
 impl Sender {
@@ -138,7 +149,7 @@ impl Sender {
         };
         // The receiver may already sleep when it maps the ring.
         mapping.control().needs_wakeup.0.store(1, Ordering::Relaxed);
-        Ok((Sender { mapping, tail: 0, head: 0, reserved: 0 }, memory))
+        Ok((Sender { mapping, tail: 0, head: 0, reserved: 0, wants_room: false }, memory))
     }
 
     /// Adds a message.
@@ -152,21 +163,58 @@ impl Sender {
 
     /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](Sender::commit) adds it.
     ///
-    /// Until then, `len` bytes may be written there. Bytes that were written before stay. The memory exists as long as this value.
+    /// Once the ring was full, no message has room until [`RESUME`] bytes are free. So both sides work in long turns.
+    ///
+    /// Until it is added, `len` bytes may be written there. Bytes that were written before stay. The memory exists as long as this
+    /// value.
     pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, RingError> {
-        let (control, needed) = (self.mapping.control(), entry_bytes(len));
-        if self.tail - self.head + needed > CAPACITY as u64 {
-            let head = control.head.0.load(Ordering::Acquire);
-            match self.tail.checked_sub(head) {
-                Some(used) if used + needed <= CAPACITY as u64 => self.head = head,
-                Some(used) if used <= CAPACITY as u64 => return Err(RingError::Full),
-                _ => return Err(RingError::Broken),
+        let mut needed = entry_bytes(len);
+        if self.wants_room {
+            needed = needed.max(RESUME);
+        }
+        if !self.has_room(needed) {
+            self.update_head()?;
+            if !self.has_room(needed) {
+                self.ask_for_room(true);
+                self.update_head()?;
+                if !self.has_room(needed) {
+                    return Err(RingError::Full);
+                }
             }
+            self.ask_for_room(false);
         }
         self.reserved = self.reserved.max(len);
         // The message fits in the free part of the ring, which is contiguous. The receiver has released these bytes. It may read
         // or write them nevertheless: they are bytes of messages for itself, and this side never reads them.
         Ok(self.mapping.ptr_at(self.tail).wrapping_add(LENGTH_BYTES))
+    }
+
+    fn has_room(&self, needed: u64) -> bool {
+        self.tail - self.head + needed <= CAPACITY as u64
+    }
+
+    /// Reads the position of the receiver.
+    fn update_head(&mut self) -> Result<(), RingError> {
+        let head = self.mapping.control().head.0.position.load(Ordering::Acquire);
+        let is_possible = self.tail.checked_sub(head).is_some_and(|used| used <= CAPACITY as u64);
+        if !is_possible {
+            return Err(RingError::Broken);
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    /// Asks the receiver to tell when half of the ring is free, or takes that back.
+    ///
+    /// The receiver does not order its look at the request after its position, which would take a fence for each message. If it
+    /// misses the request, it sees it with the next message. At least one follows: the ring is full, and one message leaves more
+    /// than half of it used.
+    fn ask_for_room(&mut self, wants_room: bool) {
+        if self.wants_room || wants_room {
+            self.wants_room = wants_room;
+            self.mapping.control().head.0.wants_room.store(wants_room.into(), Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Adds the message of `len` bytes whose memory was [reserved](Sender::reserve).
@@ -184,7 +232,7 @@ impl Sender {
 
     /// Whether the receiver has taken all messages. `false` if its position is invalid.
     pub(super) fn is_empty(&self) -> bool {
-        self.mapping.control().head.0.load(Ordering::Acquire) == self.tail
+        self.mapping.control().head.0.position.load(Ordering::Acquire) == self.tail
     }
 
     /// Whether the receiver must be woken for the added messages. Clears the request.
@@ -223,6 +271,8 @@ fn is_within_file_limit(len: libc::off_t) -> bool {
 pub(super) struct Receiver {
     mapping: Mapping,
     head: u64,
+    /// Bytes that were left when the last message was taken.
+    left: u64,
     /// Whether this side has asked to be woken.
     needs_wakeup: bool,
 }
@@ -253,7 +303,7 @@ impl Receiver {
         // SAFETY: the size was checked above, and the seals keep it.
         let mapping = unsafe { Mapping::new(memory)? };
         mapping.control().is_opened.store(1, Ordering::Relaxed);
-        Ok(Receiver { mapping, head: 0, needs_wakeup: true })
+        Ok(Receiver { mapping, head: 0, left: 0, needs_wakeup: true })
     }
 
     /// Copies the next message to `to` and returns its length, or `None` if there is no message.
@@ -273,8 +323,17 @@ impl Receiver {
         // If the sender writes concurrently, the copy has arbitrary bytes, which are valid bytes.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(entry.wrapping_add(LENGTH_BYTES), len) };
         self.head = self.head.wrapping_add(entry_bytes(len));
-        control.head.0.store(self.head, Ordering::Release);
+        control.head.0.position.store(self.head, Ordering::Release);
+        self.left = available - entry_bytes(len);
         Ok(Some(len))
+    }
+
+    /// Whether to tell the sender that there is room. Clears its request.
+    pub(super) fn take_room_request(&self) -> bool {
+        let Line(Head { wants_room, .. }) = &self.mapping.control().head;
+        self.left <= CAPACITY as u64 / 2
+            && wants_room.load(Ordering::Relaxed) != 0
+            && wants_room.swap(0, Ordering::Relaxed) != 0
     }
 
     /// Whether there is a message. Also true if the sender's position is invalid.
@@ -372,14 +431,18 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it maps shared memory")]
-    fn a_full_ring_accepts_messages_again_after_a_take() {
+    fn a_full_ring_accepts_messages_again_when_a_quarter_is_free() {
         let (mut sender, mut receiver) = pair();
         let long = vec![7; 60_000];
         let count = (0..).take_while(|_| sender.add(&long).is_ok()).count();
         assert_eq!(count, CAPACITY / 60_008);
-        assert_eq!(sender.add(&long), Err(RingError::Full));
-        assert_eq!(receiver.take(&mut vec![0; 60_000]), Ok(Some(60_000)));
-        assert_eq!(sender.add(&long), Ok(()));
+        let mut free = CAPACITY - count * 60_008;
+        while free < CAPACITY / 4 {
+            assert_eq!([sender.add(&long), sender.add(&[1])], [Err(RingError::Full); 2]);
+            assert_eq!(receiver.take(&mut vec![0; 60_000]), Ok(Some(60_000)));
+            free += 60_008;
+        }
+        assert_eq!([sender.add(&long), sender.add(&[1])], [Ok(()); 2]);
     }
 
     #[test]
@@ -398,6 +461,30 @@ mod tests {
         assert!(!sender.is_closed());
         drop(receiver);
         assert!(sender.is_closed());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it maps shared memory")]
+    fn a_sender_without_room_is_told_once_when_half_of_the_ring_is_free() {
+        let (mut sender, mut receiver) = pair();
+        let (message, mut taken) = ([0; 60_000], [0; 60_000]);
+        let mut count = 0;
+        while sender.add(&message).is_ok() {
+            count += 1;
+        }
+        for left in (0..count).rev() {
+            assert_eq!(receiver.take(&mut taken), Ok(Some(message.len())));
+            let is_due = left == CAPACITY / 2 / message.len();
+            assert_eq!(receiver.take_room_request(), is_due, "{left} are left");
+        }
+        // The sender finds room before it is told.
+        while sender.add(&message).is_ok() {}
+        while sender.add(&[0]).is_err() {
+            assert_eq!(receiver.take(&mut taken), Ok(Some(message.len())));
+        }
+        while receiver.take(&mut taken).unwrap().is_some() {
+            assert!(!receiver.take_room_request());
+        }
     }
 
     #[test]
@@ -427,7 +514,7 @@ mod tests {
         for head in [1, CAPACITY as u64, 1 << 63, (CAPACITY as u64 + 8).wrapping_neg()] {
             let (mut sender, receiver) = pair();
             sender.tail = 4 * CAPACITY as u64;
-            receiver.mapping.control().head.0.store(sender.tail.wrapping_add(head), Ordering::Release);
+            receiver.mapping.control().head.0.position.store(sender.tail.wrapping_add(head), Ordering::Release);
             assert_eq!(sender.add(&[0; 4096]), Err(RingError::Broken), "{head}");
         }
     }

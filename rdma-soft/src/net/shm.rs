@@ -92,7 +92,8 @@ impl Shm {
         self.poll.fd()
     }
 
-    /// Connects to the peer at an address. [`closed_sender`] reports the end of the connection by this number.
+    /// Connects to the peer at an address. [`sender_number`] reports by this number that there is room, or that the connection has
+    /// ended.
     ///
     /// # Errors
     /// No process of the same user listens at the address, its backlog is full, or there is no memory.
@@ -102,7 +103,8 @@ impl Shm {
         check_same_user(connection.as_fd())?;
         let (ring, memory) = ring::Sender::new()?;
         // Edge-triggered, so the end is reported once. A child process may keep the connection open when it is closed here.
-        self.poll.add(connection.as_fd(), SENDER_FLAG | token as u64, libc::EPOLLRDHUP | libc::EPOLLET)?;
+        let events = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET;
+        self.poll.add(connection.as_fd(), SENDER_FLAG | token as u64, events)?;
         shm_handshake::send(connection.as_fd(), &self.handshake, memory.as_fd())?;
         Ok(ShmSender { connection, ring, checked_at: now, has_sent_since_kick: false })
     }
@@ -166,8 +168,8 @@ fn is_link_only(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if is_link_local(v6))
 }
 
-/// Returns the number of the [`ShmSender`] whose connection was closed.
-pub(super) fn closed_sender(ready: &Ready) -> Option<usize> {
+/// Returns the number of the [`ShmSender`] whose peer has made room, or has closed the connection.
+pub(super) fn sender_number(ready: &Ready) -> Option<usize> {
     let is_sender = ready.token & SENDER_FLAG != 0 && ready.token != LISTENER_TOKEN;
     is_sender.then_some((ready.token & !SENDER_FLAG) as usize)
 }
@@ -249,13 +251,12 @@ impl ShmSender {
     }
 
     fn send_byte(&self) -> io::Result<()> {
-        // SAFETY: the byte is valid.
-        let sent = unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
-        match check_neg(sent as libc::c_int) {
-            // The socket is full of wake bytes, so the peer is being woken.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            result => result.map(drop),
-        }
+        send_byte(self.connection.as_fd())
+    }
+
+    /// Reads the bytes by which the peer has told that there is room.
+    pub(super) fn drain_bytes(&self) {
+        drain_bytes(self.connection.as_fd());
     }
 
     /// Whether no message was added for this time, and the peer has taken all messages.
@@ -287,14 +288,25 @@ fn refusal(error: RingError) -> io::Error {
     }
 }
 
+/// Wakes the peer.
+pub(super) fn send_byte(connection: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the byte is valid.
+    let sent = unsafe { libc::send(connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    match check_neg(sent as libc::c_int) {
+        // The socket is full of bytes, so the peer is being woken.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        result => result.map(drop),
+    }
+}
+
 /// Reads one wake byte.
 pub(super) fn read_wake_byte(connection: BorrowedFd<'_>) {
     // SAFETY: there is room for one byte. The call has no room for descriptors, so the kernel discards any that arrive.
     unsafe { libc::recv(connection.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1, 0) };
 }
 
-/// Reads the wake bytes of a connection. If some are left, or the connection has ended, epoll reports it again.
-pub(super) fn drain_wake_bytes(connection: BorrowedFd<'_>) {
+/// Reads the bytes of a connection. If some are left, or the connection has ended, epoll reports it again.
+pub(super) fn drain_bytes(connection: BorrowedFd<'_>) {
     /// Maximum reads. A peer normally has only one byte pending.
     const MOST: usize = 16;
     let mut bytes = [0_u8; 16];

@@ -14,8 +14,8 @@ pub(super) struct ShmReceivers {
     receivers: Vec<ShmReceiver>,
     /// Token of the next connection.
     next_token: u64,
-    /// Numbers of closed [`ShmSender`](super::shm::ShmSender) connections.
-    closed_senders: Vec<usize>,
+    /// Numbers of [`ShmSender`](super::shm::ShmSender) connections with an event.
+    sender_events: Vec<usize>,
     reserve: Reserve,
 }
 
@@ -33,11 +33,11 @@ pub(super) struct ShmReceiver {
 }
 
 impl ShmReceivers {
-    /// Accepts connections, receives handshakes, and notes wake bytes and closed connections.
+    /// Accepts connections, receives handshakes, and notes wake bytes, closed connections, and events of senders.
     pub(super) fn handle_events(&mut self, shm: &Shm) {
         for ready in shm.ready() {
-            if let Some(sender) = shm::closed_sender(&ready) {
-                self.closed_senders.push(sender);
+            if let Some(sender) = shm::sender_number(&ready) {
+                self.sender_events.push(sender);
                 continue;
             }
             let (receiver, has_ended) = match ready.token {
@@ -79,10 +79,17 @@ impl ShmReceivers {
 
     /// Copies the next message of a peer to `to`. Returns the peer's address and the length.
     pub(super) fn take(&mut self, at: usize, shm: &Shm, to: &mut [u8]) -> Option<(IpAddr, usize)> {
-        let (address, receiver) = self.receivers.get_mut(at)?.incoming.as_mut()?;
+        let ShmReceiver { connection, incoming, .. } = self.receivers.get_mut(at)?;
+        let (address, receiver) = incoming.as_mut()?;
         let address = *address;
         match receiver.take(to) {
-            Ok(len) => len.map(|len| (address, len)),
+            Ok(len) => {
+                if len.is_some() && receiver.take_room_request() {
+                    // A failure is ignored: the peer is gone, or looks again soon.
+                    _ = shm::send_byte(connection.as_fd());
+                }
+                len.map(|len| (address, len))
+            }
             // The ring is broken.
             Err(_) => {
                 self.remove(at, shm);
@@ -91,13 +98,13 @@ impl ShmReceivers {
         }
     }
 
-    pub(super) fn has_closed_senders(&self) -> bool {
-        !self.closed_senders.is_empty()
+    pub(super) fn has_sender_events(&self) -> bool {
+        !self.sender_events.is_empty()
     }
 
-    /// Takes the numbers of closed [`ShmSender`](super::shm::ShmSender) connections.
-    pub(super) fn take_closed_senders(&mut self) -> impl Iterator<Item = usize> + '_ {
-        self.closed_senders.drain(..)
+    /// Takes the numbers of [`ShmSender`](super::shm::ShmSender) connections with an event.
+    pub(super) fn take_sender_events(&mut self) -> impl Iterator<Item = usize> + '_ {
+        self.sender_events.drain(..)
     }
 
     /// Asks all peers to stop waking this process.
@@ -125,7 +132,7 @@ impl ShmReceiver {
     fn disarm(&mut self) {
         let was_woken = self.incoming.as_mut().is_some_and(|(_, receiver)| receiver.disarm());
         if std::mem::take(&mut self.has_wake_byte) {
-            shm::drain_wake_bytes(self.connection.as_fd());
+            shm::drain_bytes(self.connection.as_fd());
         } else if was_woken {
             // The peer sends one byte for each time this side has armed. If the byte has not arrived yet, it causes one
             // spurious wake-up later, and is read then.

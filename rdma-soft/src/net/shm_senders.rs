@@ -11,8 +11,11 @@ use super::socket::Link;
 use super::{MAX_MESSAGE, Part, To};
 use crate::transport::Time;
 
-/// Retry interval for a full ring. Nothing reports when the peer has made room.
+/// How soon a thread that is awake looks again for room in a full ring.
 const RETRY_INTERVAL: Duration = Duration::from_micros(10);
+
+/// How soon a thread that sleeps does. Usually the peer wakes it when half of the ring is free.
+const WAKE_INTERVAL: Duration = Duration::from_micros(500);
 
 /// Time after which packets for a stalled peer are dropped.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -266,12 +269,17 @@ impl ShmSenders {
         index
     }
 
-    /// Handles the end of the connection with this number, unless a new one has replaced it.
-    pub(super) fn handle_closed(&mut self, index: usize, now: Time) {
+    /// Handles room in the ring of the connection with this number, or its end, unless a new one has replaced it.
+    pub(super) fn handle_event(&mut self, index: usize, now: Time) {
         let Some(peer) = self.peers.get_mut(index) else { return };
-        if peer.sender.as_ref().is_some_and(|sender| sender.check_alive().is_ok())
-            || self.indices.get(&peer.address) != Some(&index)
-        {
+        if let Some(sender) = &peer.sender {
+            sender.drain_bytes();
+            if sender.check_alive().is_ok() {
+                peer.retry_at = now;
+                return;
+            }
+        }
+        if self.indices.get(&peer.address) != Some(&index) {
             return;
         }
         peer.disconnect(now);
@@ -343,10 +351,10 @@ impl ShmSenders {
         self.backlogged.is_empty()
     }
 
-    /// Returns when to call [`ShmSenders::retry`] and [`ShmSenders::close_idle`].
+    /// Returns when to call [`ShmSenders::retry`] and [`ShmSenders::close_idle`], if nobody does before.
     pub(super) fn wake_at(&self) -> Option<Time> {
         let idle_check = Some(self.idle_check_at).filter(|at| *at != NEVER);
-        self.backlogged.iter().map(|index| self.peers[*index].retry_at).chain(idle_check).min()
+        self.backlogged.iter().map(|index| self.peers[*index].retry_at + WAKE_INTERVAL).chain(idle_check).min()
     }
 
     /// Adds a packet of headers, payload, padding and a CRC of zero for a [connected](ShmSenders::connect) peer.

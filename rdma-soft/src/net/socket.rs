@@ -267,7 +267,7 @@ pub(crate) trait Link {
 
     /// Connects to a same-host peer.
     ///
-    /// [`Inbox::take_closed_senders`](super::Inbox::take_closed_senders) reports the end of the connection by `number`.
+    /// [`Inbox::take_sender_events`](super::Inbox::take_sender_events) reports room and the end of the connection by `number`.
     ///
     /// # Errors
     /// Shared memory is not available to this peer.

@@ -58,6 +58,30 @@ fn no_packet_to_a_slow_peer_is_lost() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_peer_that_has_made_room_wakes_a_sender_that_waits_for_it() {
+    let _lock = without_new_processes();
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let (mut outbox, mut own) = (Outbox::new(Faults::default()), Inbox::new());
+    let lens = vec![4096; 300];
+    send(&mut outbox, &from, to.address(), &lens, START);
+    let mut arrived = Vec::new();
+    for _ in 0..2 {
+        assert!(outbox.is_blocked_for(&to.address()) && !is_woken(&from));
+        while !is_woken(&from) {
+            assert!(inbox.receive(&to, |_, datagram| arrived.push(parse_checked(datagram))));
+        }
+        own.receive(&from, |_, _| {});
+        own.take_sender_events().for_each(|number| outbox.handle_sender_event(number, START));
+        assert!(!is_woken(&from));
+        outbox.flush(&from, START);
+    }
+    assert!(!outbox.is_blocked_for(&to.address()));
+    while inbox.receive(&to, |_, datagram| arrived.push(parse_checked(datagram))) {}
+    assert_eq!(arrived, numbered(&lens));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_stalled_peer_delays_no_other_and_loses_packets_after_the_timeout() {
     let (from, stopped, to) = (open(), open(), open());
     let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(Faults::default()));
@@ -270,9 +294,9 @@ fn closed_peers_leave_nothing_behind() {
         assert_eq!(outbox.shm_peers(), 21);
         while outbox.shm_peers() > 1 {
             assert!(!inbox.receive(&from, |_, _| unreachable!()));
-            let closed: Vec<_> = inbox.take_closed_senders().collect();
+            let closed: Vec<_> = inbox.take_sender_events().collect();
             assert!(!closed.is_empty(), "{} are left", outbox.shm_peers());
-            closed.into_iter().for_each(|number| outbox.handle_closed_sender(number, START));
+            closed.into_iter().for_each(|number| outbox.handle_sender_event(number, START));
         }
         assert!(!is_woken(&from));
     }
@@ -447,7 +471,7 @@ fn packets_of_a_peer_that_leaves_before_they_are_sent_reach_no_other() {
     drop(leaving);
     let mut own = Inbox::new();
     own.receive(&from, |_, _| {});
-    own.take_closed_senders().for_each(|number| outbox.handle_closed_sender(number, START));
+    own.take_sender_events().for_each(|number| outbox.handle_sender_event(number, START));
     // The new peer gets the place of the one that has left.
     push(&mut outbox, &from, late.address(), 0, 300, START);
     outbox.flush(&from, START);
