@@ -53,11 +53,6 @@ impl Assembly {
         self.has_ended
     }
 
-    /// Whether a part of a long message has to come next.
-    pub(crate) fn is_amid(&self) -> bool {
-        self.long.is_some()
-    }
-
     /// Forgets the parts of a long message.
     pub(crate) fn clear(&mut self) {
         self.long = None;

@@ -120,8 +120,8 @@ impl Channel {
     /// Long memory that moves in is not copied by this end
     /// ([`Connector::rendezvous_threshold`](crate::Connector::rendezvous_threshold)). If the peer has [offered](Channel::offer)
     /// memory that is long enough, this end writes the message there. Otherwise the peer reads the memory when its program receives
-    /// the message, or receives the one before it. It copies messages longer than 4 MiB once. At most two messages wait to be read,
-    /// or one if this end has [shared receives](crate::SharedReceives); further ones wait to be sent.
+    /// the message, or while it handles the one before. The peer copies messages longer than 4 MiB once. At most two messages wait
+    /// to be read, or one if this end has [shared receives](crate::SharedReceives); further ones wait to be sent.
     ///
     /// The memory is freed when it was read or written, or when the channel ends. Memory that cannot be registered is copied.
     ///
@@ -134,8 +134,8 @@ impl Channel {
 
     /// The next message; `None` when the peer sends no more.
     ///
-    /// Dropping the future loses no message. While the program handles a message, the next one is read from the memory of the peer,
-    /// if it has at most 1 MiB and the [pool](Channel::pool) has memory for it.
+    /// Dropping the future loses no message. When a task takes a message, this end starts to read the next one from the memory of
+    /// the peer, if it has arrived, has at most 1 MiB, and the [pool](Channel::pool) has memory for it.
     pub fn receive(&self) -> Receive<'_> {
         Receive(Waiting::new(&self.handle, Waits::ToReceive))
     }

@@ -2,6 +2,8 @@
 
 use std::{iter, vec};
 
+use rdma_safe::RemoteMemory;
+
 /// The parts of a message in memory, in order: at least one. A message of one part needs no allocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Parts<T> {
@@ -22,6 +24,13 @@ impl<T> Parts<T> {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         iter::once(&self.first).chain(&self.rest)
+    }
+}
+
+impl Parts<RemoteMemory> {
+    /// Length of all parts in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.iter().map(|part| part.len).sum()
     }
 }
 

@@ -487,16 +487,20 @@ async fn a_sender_that_waits_is_not_woken_without_a_reason() {
     for _ in 0..3 {
         soon(server.receive()).await.unwrap().unwrap();
     }
-    // The third message that the peer is to read waits for an answer.
+    // At most two messages wait to be read. The third waits for an answer.
     for waits in [false, false, true] {
         let mut offer = Box::pin(client.send(pattern(100_000)));
         assert_eq!(offer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), waits);
         offers.push(offer);
     }
+    let before = count.0.load(Ordering::SeqCst);
+    let mut third = offers.pop().unwrap();
     for _ in 0..100 {
         tokio::task::yield_now().await;
+        assert!(third.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
-    assert!(count.0.load(Ordering::SeqCst) <= 4, "{count:?}", count = count.0);
+    let woken = count.0.load(Ordering::SeqCst) - before;
+    assert!(woken <= 2, "once for each packet that completes: {woken}");
 }
 
 /// Waits until the device of the peer has acknowledged these many messages.
@@ -504,21 +508,6 @@ async fn until_acknowledged(channel: &Channel, messages: u64) {
     while channel.statistics().messages_acknowledged < messages {
         tokio::task::yield_now().await;
     }
-}
-
-#[tokio::test]
-async fn a_message_that_cannot_be_read_is_no_end_of_the_messages_after_it() {
-    let _soft = soft0();
-    let [client, server] = default_pair().await;
-    client.send(pattern(100_000)).await.unwrap();
-    client.send("after it").await.unwrap();
-    client.finish().await.unwrap();
-    soon(until_acknowledged(&client, 1)).await;
-    // Nobody can read the offer any more.
-    drop(client);
-    let error = soon(server.receive()).await.unwrap_err();
-    assert!(matches!(error, Error::Disconnected | Error::Connection(_)), "{error}");
-    assert!(soon(server.receive()).await.is_err());
 }
 
 #[tokio::test]

@@ -159,12 +159,25 @@ async fn a_peer_cannot_offer_too_much_memory_or_announce_what_it_was_not_offered
 async fn an_offer_of_memory_that_was_not_exposed_ends_the_channel_only() {
     let _soft = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
+    let after = frame(0, b"after a message that is lost");
+    for frames in [&[offer(100, 0x1234), after.clone()][..], &[frame(0, b"first"), offer(100, 0x1234), after]] {
+        let (liar, channel) = liar(&listener).await;
+        send(&liar, packet(0, HONEST, &frames.concat())).await;
+        if frames.len() == 3 {
+            // The next message is read at the same time.
+            assert_eq!(*soon(channel.receive()).await.unwrap().unwrap(), *b"first");
+        }
+        let error = soon(channel.receive()).await.unwrap_err();
+        assert!(soon(channel.receive()).await.is_err(), "no message comes after a lost one");
+        assert!(matches!(error, Error::Connection(_) | Error::Disconnected), "{error}");
+        assert!(soon(channel.send("anything")).await.is_err());
+    }
+    let listener = Listener::builder().max_message(5000).bind("127.0.0.1:0").await.unwrap();
     let (liar, channel) = liar(&listener).await;
-    send(&liar, packet(0, HONEST, &[offer(100, 0x1234), frame(0, b"after a message that is lost")].concat())).await;
+    send(&liar, packet(0, HONEST, &[frame(0, b"first"), offer(5001, 0)].concat())).await;
+    assert_eq!(*soon(channel.receive()).await.unwrap().unwrap(), *b"first");
     let error = soon(channel.receive()).await.unwrap_err();
-    assert!(soon(channel.receive()).await.is_err(), "no message comes after a lost one");
-    assert!(matches!(error, Error::Connection(_) | Error::Disconnected), "{error}");
-    assert!(soon(channel.send("anything")).await.is_err());
+    assert!(matches!(error, Error::Protocol(Violation::TooLong)), "{error}");
 }
 
 #[tokio::test]

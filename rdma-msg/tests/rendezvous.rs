@@ -19,11 +19,11 @@ async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
     let (client, server) = (client.unwrap(), server.unwrap());
     let regions = || soft::objects().memory_regions;
     let before = regions();
-    let received = || client.statistics().messages_acknowledged;
+    let acknowledged = || client.statistics().messages_acknowledged;
     for byte in 1..=2 {
         soon(client.send(vec![byte; 100_000])).await.unwrap();
     }
-    assert_eq!((regions(), received()), (before + 2, 0));
+    assert_eq!((regions(), acknowledged()), (before + 2, 0));
     {
         // At most two messages wait to be read. The third is given up.
         let mut third = std::pin::pin!(client.send(vec![3; 100_000]));
@@ -32,7 +32,7 @@ async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
     }
     assert_eq!(regions(), before + 2);
     assert!(*soon(server.receive()).await.unwrap().unwrap() == *vec![1; 100_000]);
-    until("the second message is read while the program handles the first", || received() == 2).await;
+    until("the second message is read while the program handles the first", || acknowledged() == 2).await;
     until("the regions are deregistered", || regions() == before).await;
     soon(client.send(vec![4; 100_000])).await.unwrap();
     for byte in [2, 4] {

@@ -1,26 +1,22 @@
 //! Receiving: packets wait until a task takes their messages.
 //!
 //! A packet occupies its receive until its messages are dropped, and the parts of a long message until a task takes them. So a
-//! program that does not receive holds back its peer, and the memory for it is bounded by the window and one message.
+//! program that does not receive holds back its peer, and the memory for it is bounded by the window, one message, and the next one
+//! if it is being read ahead.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use rdma_async::Receiver;
-use rdma_pool::Budget;
 use rdma_safe::RemoteMemory;
 
 use super::Engine;
-use super::reading::total;
 use crate::assembly::{Assembly, Meaning, aborted};
 use crate::error::{Error, Violation};
 use crate::message::{Arrival, CopyBudget, Message, Packet, Part};
 use crate::parts::Parts;
 use crate::shared::Shared;
 use crate::wire::{self, Frame, HEADER, Hello, Kind, aligned};
-
-/// Length in bytes of the longest message that is read before a task asks for it.
-const AHEAD: u64 = 1 << 20;
 
 /// The receiving half.
 pub(super) struct Incoming {
@@ -53,7 +49,7 @@ enum Shareable {
 
 /// What the next frames are.
 #[derive(Debug)]
-enum Taken {
+pub(super) enum Taken {
     /// Also the number of its bytes that were copied.
     Message(Message, usize),
     /// A message is to be read from the memory of the peer.
@@ -170,16 +166,13 @@ impl Incoming {
         Ok(None)
     }
 
-    /// The length of the next message in bytes, if the peer has offered its memory.
-    fn next_offer(&self) -> Option<u64> {
-        // The rest of a packet whose frames were all taken has no frame.
-        let frame_of = |arrived: &Arrived| wire::decode_frame(arrived.packet.bytes(), arrived.at).ok().flatten();
-        let (arrived, frame) = self.packets.iter().find_map(|arrived| Some((arrived, frame_of(arrived)?)))?;
-        if frame.kind != Kind::Offer || self.assembly.is_amid() {
-            return None;
-        }
-        let parts = wire::decode_offer(payload(arrived.packet.bytes(), frame), u64::MAX).ok()?;
-        Some(total(&parts))
+    /// Length in bytes of the next message, if it is to be read from the memory of the peer.
+    pub(super) fn next_offer_len(&self) -> Option<u64> {
+        let len = |frame: Frame, bytes: &[u8]| match frame.kind {
+            Kind::Offer => wire::decode_offer(payload(bytes, frame), u64::MAX).ok().map(|parts| parts.bytes()),
+            _ => None,
+        };
+        self.find(|frame, bytes| Some(len(frame, bytes))).flatten()
     }
 
     /// The message of a frame of the first packet, in place.
@@ -201,7 +194,7 @@ impl Incoming {
     }
 
     /// The next message.
-    fn take(&mut self) -> Result<Taken, Error> {
+    pub(super) fn take(&mut self) -> Result<Taken, Error> {
         loop {
             let Some(frame) = self.next_frame()? else {
                 if let Some(reason) = &self.aborted {
@@ -262,6 +255,12 @@ impl Engine {
     /// Takes the next message, or learns that the peer sends no more. The outer `None` means that nothing has arrived.
     pub(crate) fn try_receive(&mut self) -> Result<Option<Option<Arrival>>, Error> {
         let taken = self.take();
+        if matches!(taken, Ok(Some(Some(_)))) {
+            // The message that was taken comes before the error.
+            if let Err(error) = self.read_ahead() {
+                self.end_receiving(error);
+            }
+        }
         self.freed.packets.append(&mut self.incoming.spent);
         if self.incoming.has_ended() {
             self.flow.peer_finished();
@@ -272,9 +271,6 @@ impl Engine {
             Ok(Some(Some((arrival, copied)))) => {
                 self.counts.statistics.messages_received += 1;
                 self.counts.statistics.bytes_copied += copied as u64;
-                if let Err(error) = self.read_ahead() {
-                    self.end_receiving(error);
-                }
                 Ok(Some(Some(arrival)))
             }
             Err(error) => {
@@ -284,27 +280,11 @@ impl Engine {
         }
     }
 
-    /// Begins to read the next message while the program handles this one.
-    ///
-    /// Only a message that is not long, and only if there is memory at once: others wait for this memory.
-    fn read_ahead(&mut self) -> Result<(), Error> {
-        if self.reading.is_some() || self.ended.is_some() {
-            return Ok(());
-        }
-        let Some(len) = self.incoming.next_offer().filter(|len| *len <= AHEAD) else { return Ok(()) };
-        let Ok(buffer) = self.connection.pool().try_get(Budget::Bulk, len as usize) else { return Ok(()) };
-        if let Taken::Offer(parts) = self.incoming.take()? {
-            self.flow.offer_received()?;
-            self.read_into(buffer, parts);
-        }
-        Ok(())
-    }
-
-    /// Nothing more can be received.
+    /// Ends the channel, and discards what has arrived.
     fn end_receiving(&mut self, error: Error) {
         self.freed.packets.extend(self.incoming.clear());
         if self.ended.is_some() {
-            // It explains more than the end of the connection.
+            // This error explains more than the end of the connection.
             self.ended = Some(error.clone());
         }
         self.end(error);

@@ -1,8 +1,8 @@
 //! Reading messages from the memory of the peer.
 //!
 //! The receiver decides when: it reads one message at a time, when a task asks for it and there is memory. When a task takes a
-//! message, the next one is read while the task handles it, unless that one is long. A message of up to [`IN_PLACE`] bytes is read
-//! into one buffer, which becomes the message. A longer one is read in chunks, and copied.
+//! message, it also starts to read the next one, of up to [`READ_AHEAD`] bytes. A message of up to [`IN_PLACE`] bytes is read into
+//! one buffer, which becomes the message. A longer one is read in chunks, and copied.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,6 +14,7 @@ use rdma_pool::Budget;
 use rdma_safe::{Buffer, RemoteMemory};
 
 use super::Engine;
+use super::incoming::Taken;
 use crate::error::Error;
 use crate::long::Long;
 use crate::message::Message;
@@ -24,6 +25,9 @@ pub(crate) const READS: u32 = 1;
 
 /// Length of the longest message that is read into one buffer.
 const IN_PLACE: u64 = 4 << 20;
+
+/// Length of the longest message that is read before a task asks for it.
+const READ_AHEAD: u64 = 1 << 20;
 
 /// Length of a read of a longer message.
 const CHUNK: u64 = 1 << 20;
@@ -56,11 +60,6 @@ enum Step {
     Memory(Memory),
     Read(OwnedOperation<Threads, ReadOne>),
     Done(Message),
-}
-
-/// Length of a message in bytes.
-pub(super) fn total(parts: &Parts<RemoteMemory>) -> u64 {
-    parts.iter().map(|part| part.len).sum()
 }
 
 impl Reading {
@@ -133,15 +132,18 @@ impl Engine {
     /// Starts to read a message from these parts of the peer's memory.
     pub(super) fn begin_reading(&mut self, parts: Parts<RemoteMemory>) -> Result<(), Error> {
         let pool = self.connection.pool().clone();
-        let whole = total(&parts);
+        let whole = parts.bytes();
         if whole <= IN_PLACE {
             if let Ok(buffer) = pool.try_get(Budget::Bulk, whole as usize) {
-                self.read_into(buffer, parts);
+                self.read_in_place(parts, buffer);
                 return Ok(());
             }
         }
+        let Some(bytes) = Long::with_capacity(whole as usize) else {
+            return Err(Error::OutOfMemory { len: whole as usize });
+        };
         let mut len = whole.min(CHUNK) as usize;
-        let wait: Memory = loop {
+        let memory: Memory = loop {
             match pool.try_get(Budget::Bulk, len) {
                 Ok(buffer) => break Box::pin(std::future::ready(Ok(buffer))),
                 // Reads in shorter chunks. Memory for the shortest is set apart, so messages that wait to be read do not keep it.
@@ -149,22 +151,29 @@ impl Engine {
                 Err(_) => break Box::pin(async move { pool.get_async(Budget::Bulk, len).await }),
             }
         };
-        let bytes = Long::with_capacity(whole as usize);
-        let has_memory = bytes.is_some();
-        let reading = Reading::new(parts, Target::Copy(bytes.unwrap_or_default()), wait);
-        if !has_memory {
-            // Dropping it can run code of the user.
-            self.freed.readings.push(reading);
-            return Err(Error::OutOfMemory { len: whole as usize });
-        }
-        self.reading = Some(reading);
+        self.reading = Some(Reading::new(parts, Target::Copy(bytes), memory));
         self.advance_reading();
         Ok(())
     }
 
-    /// Starts to read a message into a buffer that has room for it.
-    pub(super) fn read_into(&mut self, buffer: Buffer, parts: Parts<RemoteMemory>) {
-        let target = Target::InPlace { len: total(&parts) as usize, read: None, rest: None };
+    /// Starts to read the next message, if it has at most [`READ_AHEAD`] bytes and the pool has memory for it.
+    pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
+        if self.reading.is_some() || self.ended.is_some() {
+            return Ok(());
+        }
+        let Some(len) = self.incoming.next_offer_len().filter(|len| *len <= READ_AHEAD) else { return Ok(()) };
+        // A message for which no task has asked must not use the memory that is set apart for bulk transfers.
+        let Ok(buffer) = self.connection.pool().try_get(Budget::Receives, len as usize) else { return Ok(()) };
+        if let Taken::Offer(parts) = self.incoming.take()? {
+            self.flow.offer_received()?;
+            self.read_in_place(parts, buffer);
+        }
+        Ok(())
+    }
+
+    /// Starts to read a message into one buffer.
+    fn read_in_place(&mut self, parts: Parts<RemoteMemory>, buffer: Buffer) {
+        let target = Target::InPlace { len: parts.bytes() as usize, read: None, rest: None };
         self.reading = Some(Reading::new(parts, target, Box::pin(std::future::ready(Ok(buffer)))));
         self.advance_reading();
     }

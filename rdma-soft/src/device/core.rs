@@ -88,8 +88,8 @@ impl Core {
                     inbox.receive_readable(socket, readable.get(index).copied().unwrap_or_default(), each)
                 }
             };
-            if inbox.has_sender_events() {
-                inbox.take_sender_events().for_each(|number| outbox.handle_sender_event(number, now));
+            if inbox.has_ready_senders() {
+                inbox.take_ready_senders().for_each(|number| outbox.handle_ready_sender(number, now));
             }
         }
         self.scans = self.scans.wrapping_add(1);
@@ -188,9 +188,9 @@ impl Core {
         self.links.iter_mut().for_each(|link| link.inbox.disarm_wakeup());
     }
 
-    /// Asks peers on this host to wake the thread that waits for the sockets. Returns `false` if a packet has already arrived.
+    /// Asks peers on this host to wake the thread that waits for the sockets. Returns `false` if a packet or room is already there.
     pub(crate) fn arm_wakeups(&mut self) -> bool {
-        self.links.iter_mut().all(|link| link.inbox.arm_wakeup())
+        self.links.iter_mut().all(|link| link.inbox.arm_wakeup() && link.outbox.arm_wakeup())
     }
 
     /// Whether a queue pair has packets to send, and its link is not blocked.

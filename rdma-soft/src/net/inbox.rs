@@ -157,7 +157,8 @@ impl Inbox {
             return has_udp;
         }
         let mut has_shm = self.receive_shm(socket, &mut each);
-        // Without packets, a peer has connected or closed its connection. While packets arrive, check for that now and then.
+        // Without packets, a peer has connected, closed a connection, or made room. While packets arrive, check for that now and
+        // then.
         if !has_shm || self.polls % FULL_CHECK_UDP == 0 {
             if let Some(shm) = socket.shm() {
                 self.receivers.handle_events(shm);
@@ -222,18 +223,19 @@ impl Inbox {
         has_received
     }
 
-    /// Whether a same-host peer has made room for packets to it, or has closed the connection for them.
+    /// Whether a same-host peer has made room for packets to it, or has closed their connection.
     #[inline]
-    pub(crate) fn has_sender_events(&self) -> bool {
-        self.receivers.has_sender_events()
+    pub(crate) fn has_ready_senders(&self) -> bool {
+        self.receivers.has_ready_senders()
     }
 
-    /// Takes the numbers of these connections, for [`Outbox::handle_sender_event`](super::Outbox::handle_sender_event).
-    pub(crate) fn take_sender_events(&mut self) -> impl Iterator<Item = usize> + '_ {
-        self.receivers.take_sender_events()
+    /// Takes the numbers of these connections, for [`Outbox::handle_ready_sender`](super::Outbox::handle_ready_sender).
+    pub(crate) fn take_ready_senders(&mut self) -> impl Iterator<Item = usize> + '_ {
+        self.receivers.take_ready_senders()
     }
 
-    /// Asks same-host peers to wake the thread that waits at [`Socket::shm_fd`]. Returns `false` if a message is already there.
+    /// Asks same-host peers to wake the thread that waits at [`Socket::shm_fd`] for messages. Returns `false` if there is one
+    /// already.
     ///
     /// Only that thread may call this.
     pub(crate) fn arm_wakeup(&mut self) -> bool {

@@ -41,8 +41,9 @@ impl Outbox {
         self.shm_senders.connect(socket, peer, now);
     }
 
-    /// Handles room in the ring of the connection with this number, or its end, which frees its resources.
-    pub(crate) fn handle_sender_event(&mut self, number: usize, now: Time) {
+    /// Handles an event of the connection with this number: its peer has made room, or has closed it. The event may be of an
+    /// earlier connection with this number.
+    pub(crate) fn handle_ready_sender(&mut self, number: usize, now: Time) {
         self.shm_senders.handle_event(number, now);
     }
 
@@ -128,6 +129,12 @@ impl Outbox {
             }
         }
         self.is_blocked = !self.backlog.is_empty();
+    }
+
+    /// Asks same-host peers to wake the thread that waits at [`Socket::shm_fd`](super::Socket::shm_fd) for room. Returns `false` if
+    /// there is room already.
+    pub(crate) fn arm_wakeup(&mut self) -> bool {
+        self.shm_senders.arm()
     }
 
     /// Wakes the same-host peers that packets were sent to since the last call, even if they have not armed their wake-up.

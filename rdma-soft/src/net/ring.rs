@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::{io, ptr};
 
+use super::MAX_MESSAGE;
 use super::socket::check_neg;
 
 /// Bytes of the ring, for messages with their length words.
@@ -19,8 +20,14 @@ const CAPACITY: usize = 512 << 10;
 /// Bytes before the ring. [`Control`] uses a few of them. The rest aligns the ring to any page size of Linux.
 const CONTROL_BYTES: usize = 64 << 10;
 
-/// Bytes that have to be free before a sender that has found the ring full goes on.
+/// Free bytes at which a sender resumes after the ring was full. So the two sides alternate less often.
 const RESUME: u64 = CAPACITY as u64 / 4;
+
+/// Free bytes at which the receiver wakes a sender that sleeps.
+const WAKE: u64 = CAPACITY as u64 / 2;
+
+// The receiver takes messages between the request and the wake-up: see `Sender::arm`.
+const _: () = assert!(RESUME + entry_bytes(MAX_MESSAGE) < WAKE);
 
 /// Bytes of the length before each message.
 const LENGTH_BYTES: usize = 4;
@@ -30,7 +37,6 @@ const LENGTH_BYTES: usize = 4;
 struct Control {
     /// Total bytes added by the sender.
     tail: Line<AtomicU64>,
-    /// Total bytes taken by the receiver, and whether the sender wants to be told when there is room.
     head: Line<Head>,
     /// The receiver wants to be woken for the next message. Initially set.
     needs_wakeup: Line<AtomicU32>,
@@ -40,10 +46,13 @@ struct Control {
     is_closed: AtomicU32,
 }
 
+/// The receiver's cache line.
 #[repr(C)]
 struct Head {
+    /// Total bytes taken by the receiver.
     position: AtomicU64,
-    wants_room: AtomicU32,
+    /// The sender wants to be woken when [`WAKE`] bytes are free.
+    needs_wakeup: AtomicU32,
 }
 
 /// Avoids false sharing. Processors prefetch pairs of 64-byte cache lines.
@@ -122,8 +131,8 @@ pub(super) struct Sender {
     head: u64,
     /// Length of the message for which there is room.
     reserved: usize,
-    /// Whether this side has asked to be told when there is room.
-    wants_room: bool,
+    /// Whether the last message found the ring full.
+    was_full: bool,
 }
 
 impl Sender {
@@ -149,7 +158,7 @@ impl Sender {
         };
         // The receiver may already sleep when it maps the ring.
         mapping.control().needs_wakeup.0.store(1, Ordering::Relaxed);
-        Ok((Sender { mapping, tail: 0, head: 0, reserved: 0, wants_room: false }, memory))
+        Ok((Sender { mapping, tail: 0, head: 0, reserved: 0, was_full: false }, memory))
     }
 
     /// Adds a message.
@@ -163,25 +172,16 @@ impl Sender {
 
     /// Makes room for the next message, or for more of it, and returns its memory. [`commit`](Sender::commit) adds it.
     ///
-    /// Once the ring was full, no message has room until [`RESUME`] bytes are free. So both sides work in long turns.
-    ///
-    /// Until it is added, `len` bytes may be written there. Bytes that were written before stay. The memory exists as long as this
-    /// value.
+    /// Until then, `len` bytes may be written there. Bytes that were written before stay. The memory exists as long as this value.
+    /// After a full ring, a message has room only when [`RESUME`] bytes are free.
     pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, RingError> {
-        let mut needed = entry_bytes(len);
-        if self.wants_room {
-            needed = needed.max(RESUME);
-        }
+        let needed = if self.was_full { entry_bytes(len).max(RESUME) } else { entry_bytes(len) };
         if !self.has_room(needed) {
             self.update_head()?;
-            if !self.has_room(needed) {
-                self.ask_for_room(true);
-                self.update_head()?;
-                if !self.has_room(needed) {
-                    return Err(RingError::Full);
-                }
+            self.was_full = !self.has_room(needed);
+            if self.was_full {
+                return Err(RingError::Full);
             }
-            self.ask_for_room(false);
         }
         self.reserved = self.reserved.max(len);
         // The message fits in the free part of the ring, which is contiguous. The receiver has released these bytes. It may read
@@ -204,17 +204,20 @@ impl Sender {
         Ok(())
     }
 
-    /// Asks the receiver to tell when half of the ring is free, or takes that back.
+    /// Asks the receiver to wake this side when [`WAKE`] bytes are free. Returns `false` if a full ring has room again.
     ///
-    /// The receiver does not order its look at the request after its position, which would take a fence for each message. If it
-    /// misses the request, it sees it with the next message. At least one follows: the ring is full, and one message leaves more
-    /// than half of it used.
-    fn ask_for_room(&mut self, wants_room: bool) {
-        if self.wants_room || wants_room {
-            self.wants_room = wants_room;
-            self.mapping.control().head.0.wants_room.store(wants_room.into(), Ordering::Relaxed);
-            fence(Ordering::SeqCst);
+    /// The receiver writes its position and reads the request without a fence, which each message would pay for. So it may miss a
+    /// request that is made at the same time. Less than [`RESUME`] is free then. So it takes further messages before [`WAKE`] is
+    /// free, and reads the request after each.
+    pub(super) fn arm(&mut self) -> bool {
+        self.mapping.control().head.0.needs_wakeup.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // The next message finds that a ring is broken.
+        let is_full = self.update_head().is_ok() && !self.has_room(RESUME);
+        if !is_full {
+            self.mapping.control().head.0.needs_wakeup.store(0, Ordering::Relaxed);
         }
+        is_full
     }
 
     /// Adds the message of `len` bytes whose memory was [reserved](Sender::reserve).
@@ -271,8 +274,8 @@ fn is_within_file_limit(len: libc::off_t) -> bool {
 pub(super) struct Receiver {
     mapping: Mapping,
     head: u64,
-    /// Bytes that were left when the last message was taken.
-    left: u64,
+    /// Bytes in the ring after the last message was taken.
+    used: u64,
     /// Whether this side has asked to be woken.
     needs_wakeup: bool,
 }
@@ -303,7 +306,7 @@ impl Receiver {
         // SAFETY: the size was checked above, and the seals keep it.
         let mapping = unsafe { Mapping::new(memory)? };
         mapping.control().is_opened.store(1, Ordering::Relaxed);
-        Ok(Receiver { mapping, head: 0, left: 0, needs_wakeup: true })
+        Ok(Receiver { mapping, head: 0, used: 0, needs_wakeup: true })
     }
 
     /// Copies the next message to `to` and returns its length, or `None` if there is no message.
@@ -324,16 +327,16 @@ impl Receiver {
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(entry.wrapping_add(LENGTH_BYTES), len) };
         self.head = self.head.wrapping_add(entry_bytes(len));
         control.head.0.position.store(self.head, Ordering::Release);
-        self.left = available - entry_bytes(len);
+        self.used = available - entry_bytes(len);
         Ok(Some(len))
     }
 
-    /// Whether to tell the sender that there is room. Clears its request.
-    pub(super) fn take_room_request(&self) -> bool {
-        let Line(Head { wants_room, .. }) = &self.mapping.control().head;
-        self.left <= CAPACITY as u64 / 2
-            && wants_room.load(Ordering::Relaxed) != 0
-            && wants_room.swap(0, Ordering::Relaxed) != 0
+    /// Whether the sender must be woken, because there is room. Clears its request.
+    pub(super) fn take_wakeup(&self) -> bool {
+        let Line(Head { needs_wakeup, .. }) = &self.mapping.control().head;
+        CAPACITY as u64 - self.used >= WAKE
+            && needs_wakeup.load(Ordering::Relaxed) != 0
+            && needs_wakeup.swap(0, Ordering::Relaxed) != 0
     }
 
     /// Whether there is a message. Also true if the sender's position is invalid.
@@ -465,26 +468,24 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it maps shared memory")]
-    fn a_sender_without_room_is_told_once_when_half_of_the_ring_is_free() {
+    fn a_sender_that_sleeps_is_woken_once_when_half_of_the_ring_is_free() {
         let (mut sender, mut receiver) = pair();
         let (message, mut taken) = ([0; 60_000], [0; 60_000]);
-        let mut count = 0;
-        while sender.add(&message).is_ok() {
-            count += 1;
+        for is_armed in [true, false] {
+            let mut count = 0;
+            while sender.add(&message).is_ok() {
+                count += 1;
+            }
+            assert!(!is_armed || sender.arm());
+            for left in (0..count).rev() {
+                assert_eq!(receiver.take(&mut taken), Ok(Some(message.len())));
+                let is_due = is_armed && left == CAPACITY / 2 / message.len();
+                assert_eq!(receiver.take_wakeup(), is_due, "{left} are left");
+            }
+            assert_eq!(sender.add(&[0]), Ok(()));
+            assert_eq!(receiver.take(&mut taken), Ok(Some(1)));
         }
-        for left in (0..count).rev() {
-            assert_eq!(receiver.take(&mut taken), Ok(Some(message.len())));
-            let is_due = left == CAPACITY / 2 / message.len();
-            assert_eq!(receiver.take_room_request(), is_due, "{left} are left");
-        }
-        // The sender finds room before it is told.
-        while sender.add(&message).is_ok() {}
-        while sender.add(&[0]).is_err() {
-            assert_eq!(receiver.take(&mut taken), Ok(Some(message.len())));
-        }
-        while receiver.take(&mut taken).unwrap().is_some() {
-            assert!(!receiver.take_room_request());
-        }
+        assert!(!sender.arm(), "there is room");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! ring is full.
 //!
 //! Names of abstract sockets belong to a network namespace, as addresses do, and any process may bind any of them. So only
-//! peers of the same user use shared memory. After the handshake the connection has two purposes: a byte wakes a sleeping peer,
+//! peers of the same user use shared memory. After the handshake the connection has two purposes: a byte wakes a peer that sleeps,
 //! and its end reports that the peer is gone.
 
 use std::io;
@@ -234,7 +234,7 @@ impl ShmSender {
 
     /// Wakes the peer if it has armed its wake-up. A failure is ignored: the next check finds that the peer is gone.
     pub(super) fn wake(&mut self) {
-        if self.ring.take_wakeup() && self.send_byte().is_err() {
+        if self.ring.take_wakeup() && send_wake_byte(self.connection.as_fd()).is_err() {
             self.ring.restore_wakeup();
         }
     }
@@ -246,17 +246,18 @@ impl ShmSender {
     pub(super) fn kick(&mut self) {
         if std::mem::take(&mut self.has_sent_since_kick) {
             // A failure is ignored: the next check finds that the peer is gone.
-            _ = self.send_byte();
+            _ = send_wake_byte(self.connection.as_fd());
         }
     }
 
-    fn send_byte(&self) -> io::Result<()> {
-        send_byte(self.connection.as_fd())
+    /// Asks the peer to wake this process when there is room. Returns `false` if a full ring has room again, or the peer is gone.
+    pub(super) fn arm(&mut self) -> bool {
+        self.ring.arm()
     }
 
-    /// Reads the bytes by which the peer has told that there is room.
-    pub(super) fn drain_bytes(&self) {
-        drain_bytes(self.connection.as_fd());
+    /// Reads wake bytes, so that the socket does not fill.
+    pub(super) fn drain(&self) {
+        drain_wake_bytes(self.connection.as_fd());
     }
 
     /// Whether no message was added for this time, and the peer has taken all messages.
@@ -289,11 +290,11 @@ fn refusal(error: RingError) -> io::Error {
 }
 
 /// Wakes the peer.
-pub(super) fn send_byte(connection: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn send_wake_byte(connection: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the byte is valid.
     let sent = unsafe { libc::send(connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
     match check_neg(sent as libc::c_int) {
-        // The socket is full of bytes, so the peer is being woken.
+        // The socket is full of wake bytes, so the peer is being woken.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
         result => result.map(drop),
     }
@@ -305,8 +306,9 @@ pub(super) fn read_wake_byte(connection: BorrowedFd<'_>) {
     unsafe { libc::recv(connection.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1, 0) };
 }
 
-/// Reads the bytes of a connection. If some are left, or the connection has ended, epoll reports it again.
-pub(super) fn drain_bytes(connection: BorrowedFd<'_>) {
+/// Reads the wake bytes of a connection. If some are left, or the connection has ended, epoll reports it again, except the one of a
+/// [`ShmSender`].
+pub(super) fn drain_wake_bytes(connection: BorrowedFd<'_>) {
     /// Maximum reads. A peer normally has only one byte pending.
     const MOST: usize = 16;
     let mut bytes = [0_u8; 16];

@@ -14,8 +14,8 @@ pub(super) struct ShmReceivers {
     receivers: Vec<ShmReceiver>,
     /// Token of the next connection.
     next_token: u64,
-    /// Numbers of [`ShmSender`](super::shm::ShmSender) connections with an event.
-    sender_events: Vec<usize>,
+    /// Numbers of [`ShmSender`](super::shm::ShmSender) connections that epoll has reported.
+    ready_senders: Vec<usize>,
     reserve: Reserve,
 }
 
@@ -33,11 +33,11 @@ pub(super) struct ShmReceiver {
 }
 
 impl ShmReceivers {
-    /// Accepts connections, receives handshakes, and notes wake bytes, closed connections, and events of senders.
+    /// Accepts connections, receives handshakes, and notes wake bytes, closed connections, and senders with room.
     pub(super) fn handle_events(&mut self, shm: &Shm) {
         for ready in shm.ready() {
             if let Some(sender) = shm::sender_number(&ready) {
-                self.sender_events.push(sender);
+                self.ready_senders.push(sender);
                 continue;
             }
             let (receiver, has_ended) = match ready.token {
@@ -84,9 +84,9 @@ impl ShmReceivers {
         let address = *address;
         match receiver.take(to) {
             Ok(len) => {
-                if len.is_some() && receiver.take_room_request() {
+                if len.is_some() && receiver.take_wakeup() {
                     // A failure is ignored: the peer is gone, or looks again soon.
-                    _ = shm::send_byte(connection.as_fd());
+                    _ = shm::send_wake_byte(connection.as_fd());
                 }
                 len.map(|len| (address, len))
             }
@@ -98,13 +98,13 @@ impl ShmReceivers {
         }
     }
 
-    pub(super) fn has_sender_events(&self) -> bool {
-        !self.sender_events.is_empty()
+    pub(super) fn has_ready_senders(&self) -> bool {
+        !self.ready_senders.is_empty()
     }
 
-    /// Takes the numbers of [`ShmSender`](super::shm::ShmSender) connections with an event.
-    pub(super) fn take_sender_events(&mut self) -> impl Iterator<Item = usize> + '_ {
-        self.sender_events.drain(..)
+    /// Takes the numbers of [`ShmSender`](super::shm::ShmSender) connections that epoll has reported.
+    pub(super) fn take_ready_senders(&mut self) -> impl Iterator<Item = usize> + '_ {
+        self.ready_senders.drain(..)
     }
 
     /// Asks all peers to stop waking this process.
@@ -132,7 +132,7 @@ impl ShmReceiver {
     fn disarm(&mut self) {
         let was_woken = self.incoming.as_mut().is_some_and(|(_, receiver)| receiver.disarm());
         if std::mem::take(&mut self.has_wake_byte) {
-            shm::drain_bytes(self.connection.as_fd());
+            shm::drain_wake_bytes(self.connection.as_fd());
         } else if was_woken {
             // The peer sends one byte for each time this side has armed. If the byte has not arrived yet, it causes one
             // spurious wake-up later, and is read then.

@@ -11,11 +11,11 @@ use super::socket::Link;
 use super::{MAX_MESSAGE, Part, To};
 use crate::transport::Time;
 
-/// How soon a thread that is awake looks again for room in a full ring.
+/// Interval at which a thread that is awake retries a full ring.
 const RETRY_INTERVAL: Duration = Duration::from_micros(10);
 
-/// How soon a thread that sleeps does. Usually the peer wakes it when half of the ring is free.
-const WAKE_INTERVAL: Duration = Duration::from_micros(500);
+/// Time after a missed retry at which a sleeping thread is woken, if its peer has not woken it.
+const WAKE_DELAY: Duration = Duration::from_micros(500);
 
 /// Time after which packets for a stalled peer are dropped.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -269,11 +269,11 @@ impl ShmSenders {
         index
     }
 
-    /// Handles room in the ring of the connection with this number, or its end, unless a new one has replaced it.
+    /// Handles an event of the connection with this number: there is room, or it has ended, unless a new one has replaced it.
     pub(super) fn handle_event(&mut self, index: usize, now: Time) {
         let Some(peer) = self.peers.get_mut(index) else { return };
         if let Some(sender) = &peer.sender {
-            sender.drain_bytes();
+            sender.drain();
             if sender.check_alive().is_ok() {
                 peer.retry_at = now;
                 return;
@@ -351,10 +351,10 @@ impl ShmSenders {
         self.backlogged.is_empty()
     }
 
-    /// Returns when to call [`ShmSenders::retry`] and [`ShmSenders::close_idle`], if nobody does before.
+    /// Returns when a sleeping thread has to call [`ShmSenders::retry`] and [`ShmSenders::close_idle`].
     pub(super) fn wake_at(&self) -> Option<Time> {
         let idle_check = Some(self.idle_check_at).filter(|at| *at != NEVER);
-        self.backlogged.iter().map(|index| self.peers[*index].retry_at + WAKE_INTERVAL).chain(idle_check).min()
+        self.backlogged.iter().map(|index| self.peers[*index].retry_at + WAKE_DELAY).chain(idle_check).min()
     }
 
     /// Adds a packet of headers, payload, padding and a CRC of zero for a [connected](ShmSenders::connect) peer.
@@ -414,6 +414,19 @@ impl ShmSenders {
         if !self.peers[index].backlog.is_empty() && !self.backlogged.contains(&index) {
             self.backlogged.push(index);
         }
+    }
+
+    /// Asks the peers with a backlog to wake this process when there is room. Returns `false` if one has room, or is gone.
+    pub(super) fn arm(&mut self) -> bool {
+        let mut is_armed = true;
+        for index in &self.backlogged {
+            let peer = &mut self.peers[*index];
+            if !peer.sender.as_mut().is_some_and(ShmSender::arm) {
+                peer.retry_at = Time(0);
+                is_armed = false;
+            }
+        }
+        is_armed
     }
 
     /// Sends the backlog of each peer whose retry is due.

@@ -267,7 +267,7 @@ pub(crate) trait Link {
 
     /// Connects to a same-host peer.
     ///
-    /// [`Inbox::take_sender_events`](super::Inbox::take_sender_events) reports room and the end of the connection by `number`.
+    /// [`Inbox::take_ready_senders`](super::Inbox::take_ready_senders) reports room and the end of the connection by `number`.
     ///
     /// # Errors
     /// Shared memory is not available to this peer.

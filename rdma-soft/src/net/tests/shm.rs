@@ -58,26 +58,45 @@ fn no_packet_to_a_slow_peer_is_lost() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn a_peer_that_has_made_room_wakes_a_sender_that_waits_for_it() {
+fn a_peer_that_has_made_room_wakes_a_sender_that_sleeps() {
     let _lock = without_new_processes();
     let (from, to, mut inbox) = (open(), open(), Inbox::new());
     let (mut outbox, mut own) = (Outbox::new(Faults::default()), Inbox::new());
     let lens = vec![4096; 300];
     send(&mut outbox, &from, to.address(), &lens, START);
     let mut arrived = Vec::new();
-    for _ in 0..2 {
-        assert!(outbox.is_blocked_for(&to.address()) && !is_woken(&from));
+    let mut receive = || inbox.receive(&to, |_, datagram| arrived.push(parse_checked(datagram)));
+    for is_readable in [true, false] {
+        assert!(outbox.is_blocked_for(&to.address()) && outbox.arm_wakeup() && !is_woken(&from));
         while !is_woken(&from) {
-            assert!(inbox.receive(&to, |_, datagram| arrived.push(parse_checked(datagram))));
+            assert!(receive());
         }
-        own.receive(&from, |_, _| {});
-        own.take_sender_events().for_each(|number| outbox.handle_sender_event(number, START));
+        match is_readable {
+            true => own.receive_readable(&from, Readable { udp: false, shm: true }, |_, _| {}),
+            false => own.receive(&from, |_, _| {}),
+        };
+        own.take_ready_senders().for_each(|number| outbox.handle_ready_sender(number, START));
         assert!(!is_woken(&from));
         outbox.flush(&from, START);
     }
-    assert!(!outbox.is_blocked_for(&to.address()));
-    while inbox.receive(&to, |_, datagram| arrived.push(parse_checked(datagram))) {}
-    assert_eq!(arrived, numbered(&lens));
+    let later = START + Duration::from_millis(1);
+    while receive() || outbox.is_blocked_for(&to.address()) {
+        outbox.flush(&from, later);
+    }
+    assert!(arrived == numbered(&lens));
+
+    // A sender that does not sleep is not woken. The backlog for a peer that is gone is dropped.
+    send(&mut outbox, &from, to.address(), &[4096; 600], START);
+    while inbox.receive(&to, |_, _| {}) {}
+    assert!(outbox.is_blocked_for(&to.address()) && !is_woken(&from));
+    outbox.flush(&from, later);
+    assert!(outbox.is_blocked_for(&to.address()) && outbox.arm_wakeup());
+    drop((inbox, to));
+    assert!(is_woken(&from));
+    own.receive(&from, |_, _| {});
+    own.take_ready_senders().for_each(|number| outbox.handle_ready_sender(number, START));
+    assert_eq!(outbox.shm_peers(), 0);
+    assert!(outbox.arm_wakeup() && !is_woken(&from));
 }
 
 #[test]
@@ -294,9 +313,9 @@ fn closed_peers_leave_nothing_behind() {
         assert_eq!(outbox.shm_peers(), 21);
         while outbox.shm_peers() > 1 {
             assert!(!inbox.receive(&from, |_, _| unreachable!()));
-            let closed: Vec<_> = inbox.take_sender_events().collect();
+            let closed: Vec<_> = inbox.take_ready_senders().collect();
             assert!(!closed.is_empty(), "{} are left", outbox.shm_peers());
-            closed.into_iter().for_each(|number| outbox.handle_sender_event(number, START));
+            closed.into_iter().for_each(|number| outbox.handle_ready_sender(number, START));
         }
         assert!(!is_woken(&from));
     }
@@ -471,7 +490,7 @@ fn packets_of_a_peer_that_leaves_before_they_are_sent_reach_no_other() {
     drop(leaving);
     let mut own = Inbox::new();
     own.receive(&from, |_, _| {});
-    own.take_sender_events().for_each(|number| outbox.handle_sender_event(number, START));
+    own.take_ready_senders().for_each(|number| outbox.handle_ready_sender(number, START));
     // The new peer gets the place of the one that has left.
     push(&mut outbox, &from, late.address(), 0, 300, START);
     outbox.flush(&from, START);
