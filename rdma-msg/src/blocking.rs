@@ -58,8 +58,7 @@ impl Channel {
         block_on(connector.connect(peer), timeout).map(Channel)
     }
 
-    /// Sends a message: [`Channel::send`](crate::Channel::send). After a timeout, the message does not arrive, with the
-    /// exception that is described there.
+    /// Sends a message: [`Channel::send`](crate::Channel::send). After a timeout, the message does not arrive.
     ///
     /// # Errors
     /// [`Error::Timeout`] when the peer has no room; the errors of [`Channel::send`](crate::Channel::send).

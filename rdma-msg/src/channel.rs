@@ -29,7 +29,8 @@ use crate::wire::{HEADER, Hello};
 /// [`Connector::max_message`](crate::Connector::max_message).
 ///
 /// Cloning gives another handle of the same channel. Call [`Channel::close`] at the end: when the last handle is dropped, messages
-/// that the peer has not read or has no room for are lost, and the peer gets [`Error::Disconnected`].
+/// that the peer has no room for or has not read are lost, also long ones whose [`Channel::send`] was ready. The peer then gets an
+/// error, usually [`Error::Disconnected`].
 ///
 /// ```no_run
 /// # async fn example() -> rdma_msg::Result<()> {
@@ -135,7 +136,7 @@ impl Channel {
     /// The next message; `None` when the peer sends no more.
     ///
     /// Dropping the future loses no message. When a task takes a message, this end starts to read the next one from the memory of
-    /// the peer, if it has arrived, has at most 1 MiB, and the [pool](Channel::pool) has memory for it.
+    /// the peer, if it has arrived, has at most 1 MiB, and at least half of the [pool](Channel::pool) is free.
     pub fn receive(&self) -> Receive<'_> {
         Receive(Waiting::new(&self.handle, Waits::ToReceive))
     }

@@ -50,7 +50,8 @@
 //! with default options it has 460 KiB when idle, and at most 780 KiB. A message that arrives in parts, of at
 //! most [`max_message`](Connector::max_message), also takes up to twice its length. Of this memory, the process keeps up to 16 MiB
 //! for the next messages. Copies for a program that keeps messages have a [budget](Connector::copy_budget). Messages that were read
-//! from the memory of the peer, of up to 4 MiB each, and [offered](Channel::offer) memory, up to 16 vectors, come on top.
+//! from the memory of the peer, of up to 4 MiB each, and [offered](Channel::offer) memory, up to 16 vectors, come on top. So do
+//! up to two messages that the peer has not read yet, whose memory stays registered after [`Channel::send`].
 //!
 //! For many connections, [share the receives](SharedReceives) and choose smaller packets. A connection that is idle then has seven
 //! packets, for example 28 KiB.
@@ -59,7 +60,7 @@
 //!
 //! | a future is dropped | |
 //! |---|---|
-//! | [`Channel::send`] | the message does not arrive, unless the peer may already read its memory |
+//! | [`Channel::send`] | the message does not arrive |
 //! | [`Channel::offer`] | the memory is freed, and the peer does not learn of it |
 //! | [`Channel::flush`], [`Channel::finish`] | can be called again |
 //! | [`Channel::receive`] | loses no message |

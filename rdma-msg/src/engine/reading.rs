@@ -15,7 +15,7 @@ use rdma_safe::{Buffer, RemoteMemory};
 
 use super::Engine;
 use super::incoming::Taken;
-use crate::error::Error;
+use crate::error::{Error, Violation};
 use crate::long::Long;
 use crate::message::Message;
 use crate::parts::Parts;
@@ -156,19 +156,37 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts to read the next message, if it has at most [`READ_AHEAD`] bytes and the pool has memory for it.
+    /// Starts to read the next message, if it has at most [`READ_AHEAD`] bytes and the pool has much memory left.
+    ///
+    /// A program may not receive it for a long time, so all messages that are read ahead use at most half of the memory.
     pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
         if self.reading.is_some() || self.ended.is_some() {
             return Ok(());
         }
         let Some(len) = self.incoming.next_offer_len().filter(|len| *len <= READ_AHEAD) else { return Ok(()) };
-        // A message for which no task has asked must not use the memory that is set apart for bulk transfers.
-        let Ok(buffer) = self.connection.pool().try_get(Budget::Receives, len as usize) else { return Ok(()) };
-        if let Taken::Offer(parts) = self.incoming.take()? {
-            self.flow.offer_received()?;
-            self.read_in_place(parts, buffer);
+        let pool = self.connection.pool();
+        let common = pool.statistics().common();
+        if common.used + len as usize > common.limit / 2 {
+            return Ok(());
+        }
+        // Not `Bulk`, of which memory is set apart for messages that tasks wait for.
+        let Ok(buffer) = pool.try_get(Budget::Receives, len as usize) else { return Ok(()) };
+        match self.take_offer() {
+            Ok(parts) => self.read_in_place(parts, buffer),
+            Err(error) => {
+                // Dropping it can wake tasks.
+                self.freed.buffers.push(buffer);
+                return Err(error);
+            }
         }
         Ok(())
+    }
+
+    /// Takes the next message, which is to be read from the memory of the peer.
+    fn take_offer(&mut self) -> Result<Parts<RemoteMemory>, Error> {
+        let Taken::Offer(parts) = self.incoming.take()? else { return Err(Violation::UnknownKind.into()) };
+        self.flow.offer_received()?;
+        Ok(parts)
     }
 
     /// Starts to read a message into one buffer.

@@ -278,6 +278,7 @@ impl Engine {
     /// The message in memory of this end is lost, so no later one is received.
     pub(crate) fn lose_written(&mut self, error: Error) {
         self.end(error);
+        self.freed.readings.extend(self.reading.take());
         self.freed.packets.extend(self.incoming.clear());
     }
 }

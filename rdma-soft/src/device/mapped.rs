@@ -20,12 +20,22 @@ pub(super) fn is_mapped(address: u64, len: u64, is_written: bool) -> bool {
     let Some(end) = address.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return false };
     let is_large = end - start >= MANY_PAGES * page;
     let permission = if is_written { WRITABLE } else { READABLE };
-    if is_large && is_resident(start..end) && is_anonymous(start..end, permission).unwrap_or(false) {
-        return true;
+    if is_large && is_resident(start..end) {
+        if let Ok(starts) = anonymous(start..end, permission) {
+            // There is memory that the kernel refuses for other reasons, such as a protection key. So try a page of each mapping.
+            if starts.iter().all(|start| populate(*start..start + page, is_written)) {
+                return true;
+            }
+        }
     }
+    populate(start..end, is_written)
+}
+
+fn populate(range: Range<u64>, is_written: bool) -> bool {
     let advice = if is_written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let (start, len) = (range.start as usize as *mut libc::c_void, (range.end - range.start) as usize);
     // SAFETY: populating pages changes no content. It fails if no memory is mapped.
-    let failed = unsafe { libc::madvise(start as usize as *mut libc::c_void, (end - start) as usize, advice) } != 0;
+    let failed = unsafe { libc::madvise(start, len, advice) } != 0;
     !failed || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) && !supports_populate()
 }
 
@@ -87,15 +97,17 @@ const PROCMAP_QUERY: u64 = 3 << 30 | (size_of::<MappingQuery>() as u64) << 16 | 
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
 
-/// Whether a range has only anonymous memory with this permission: `PROCMAP_QUERY` of `/proc/self/maps`.
+/// The mappings of a range, if all are anonymous memory with this permission: `PROCMAP_QUERY` of `/proc/self/maps`. Returns where
+/// each begins in the range.
 ///
 /// Memory of files does not count: `mincore(2)` reports each page of a file that the process may not write as resident.
 ///
 /// # Errors
-/// A part is not mapped, there is no `/proc`, or Linux is older than 6.11.
-fn is_anonymous(range: Range<u64>, permission: u64) -> io::Result<bool> {
-    let maps = File::open("/proc/self/maps")?;
-    let mut at = range.start;
+/// A part is not mapped or something else, there is no `/proc`, or Linux is older than 6.11.
+fn anonymous(range: Range<u64>, permission: u64) -> io::Result<Vec<u64>> {
+    // `/proc/self` is of no use after the main thread has ended.
+    let maps = File::open("/proc/thread-self/maps")?;
+    let (mut at, mut starts) = (range.start, Vec::new());
     while at < range.end {
         let size = size_of::<MappingQuery>() as u64;
         let mut query = MappingQuery { size, address: at, ..MappingQuery::default() };
@@ -104,12 +116,14 @@ fn is_anonymous(range: Range<u64>, permission: u64) -> io::Result<bool> {
         if unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        if query.permissions & permission == 0 || query.inode != 0 || query.end <= at {
-            return Ok(false);
+        let is_file = query.inode != 0 || query.device != [0, 0];
+        if query.permissions & permission == 0 || is_file || query.end <= at {
+            return Err(io::ErrorKind::PermissionDenied.into());
         }
+        starts.push(at);
         at = query.end;
     }
-    Ok(true)
+    Ok(starts)
 }
 
 #[cfg(test)]
@@ -180,11 +194,12 @@ mod tests {
     #[cfg_attr(miri, ignore = "it asks the kernel")]
     fn the_kernel_says_which_memory_is_anonymous_and_writable() {
         let pages = Pages::new();
-        match is_anonymous(pages.range(), WRITABLE) {
-            Ok(is_writable) => {
-                assert!(is_writable && pages.is_mapped(true) && is_resident(pages.range()));
+        match anonymous(pages.range(), WRITABLE) {
+            Ok(starts) => {
+                assert_eq!(starts, [pages.0]);
+                assert!(pages.is_mapped(true) && is_resident(pages.range()));
                 let code = is_mapped as *const () as u64;
-                assert!(!is_anonymous(code..code + 1, READABLE).unwrap(), "the code is from a file");
+                assert!(anonymous(code..code + 1, READABLE).is_err(), "the code is from a file");
             }
             // Linux before 6.11.
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOTTY)),

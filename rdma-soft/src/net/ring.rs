@@ -133,6 +133,7 @@ pub(super) struct Sender {
     reserved: usize,
     /// Whether the last message found the ring full.
     was_full: bool,
+    has_moved: bool,
 }
 
 impl Sender {
@@ -158,7 +159,7 @@ impl Sender {
         };
         // The receiver may already sleep when it maps the ring.
         mapping.control().needs_wakeup.0.store(1, Ordering::Relaxed);
-        Ok((Sender { mapping, tail: 0, head: 0, reserved: 0, was_full: false }, memory))
+        Ok((Sender { mapping, tail: 0, head: 0, reserved: 0, was_full: false, has_moved: false }, memory))
     }
 
     /// Adds a message.
@@ -200,8 +201,14 @@ impl Sender {
         if !is_possible {
             return Err(RingError::Broken);
         }
+        self.has_moved |= head != self.head;
         self.head = head;
         Ok(())
+    }
+
+    /// Whether the receiver has taken a message since the last call, as far as this side has looked.
+    pub(super) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.has_moved)
     }
 
     /// Asks the receiver to wake this side when [`WAKE`] bytes are free. Returns `false` if a full ring has room again.

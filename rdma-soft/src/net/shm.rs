@@ -250,6 +250,11 @@ impl ShmSender {
         }
     }
 
+    /// Whether the peer has taken a message since the last call.
+    pub(super) fn take_moved(&mut self) -> bool {
+        self.ring.take_moved()
+    }
+
     /// Asks the peer to wake this process when there is room. Returns `false` if a full ring has room again, or the peer is gone.
     pub(super) fn arm(&mut self) -> bool {
         self.ring.arm()

@@ -173,6 +173,9 @@ impl Peer {
     fn should_retry(&mut self, error: &io::Error, now: Time) -> bool {
         if error.kind() == io::ErrorKind::WouldBlock {
             self.retry_at = now + RETRY_INTERVAL;
+            if self.sender.as_mut().is_some_and(ShmSender::take_moved) {
+                self.stalled_since = None;
+            }
             return *self.stalled_since.get_or_insert(now) + STALL_TIMEOUT > now;
         }
         self.disconnect(now);
