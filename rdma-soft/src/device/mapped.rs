@@ -20,15 +20,10 @@ pub(super) fn is_mapped(address: u64, len: u64, is_written: bool) -> bool {
     let Some(end) = address.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return false };
     let is_large = end - start >= MANY_PAGES * page;
     let permission = if is_written { WRITABLE } else { READABLE };
-    if is_large && is_resident(start..end) {
-        if let Ok(starts) = anonymous(start..end, permission) {
-            // There is memory that the kernel refuses for other reasons, such as a protection key. So try a page of each mapping.
-            if starts.iter().all(|start| populate(*start..start + page, is_written)) {
-                return true;
-            }
-        }
-    }
-    populate(start..end, is_written)
+    // There is memory that the kernel refuses for other reasons, such as a protection key. So try a page of each mapping.
+    let takes_page = |start| populate(start..start + page, is_written);
+    let is_known = is_large && is_resident(start..end) && check_anonymous(start..end, permission, takes_page).is_ok();
+    is_known || populate(start..end, is_written)
 }
 
 fn populate(range: Range<u64>, is_written: bool) -> bool {
@@ -97,17 +92,17 @@ const PROCMAP_QUERY: u64 = 3 << 30 | (size_of::<MappingQuery>() as u64) << 16 | 
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
 
-/// The mappings of a range, if all are anonymous memory with this permission: `PROCMAP_QUERY` of `/proc/self/maps`. Returns where
-/// each begins in the range.
+/// Checks that a range has only anonymous memory with this permission, by `PROCMAP_QUERY` of `/proc/self/maps`. `is_usable`
+/// decides on the start of each mapping.
 ///
 /// Memory of files does not count: `mincore(2)` reports each page of a file that the process may not write as resident.
 ///
 /// # Errors
-/// A part is not mapped or something else, there is no `/proc`, or Linux is older than 6.11.
-fn anonymous(range: Range<u64>, permission: u64) -> io::Result<Vec<u64>> {
+/// A part is something else, there is no `/proc`, or Linux is older than 6.11.
+fn check_anonymous(range: Range<u64>, permission: u64, is_usable: impl Fn(u64) -> bool) -> io::Result<()> {
     // `/proc/self` is of no use after the main thread has ended.
     let maps = File::open("/proc/thread-self/maps")?;
-    let (mut at, mut starts) = (range.start, Vec::new());
+    let mut at = range.start;
     while at < range.end {
         let size = size_of::<MappingQuery>() as u64;
         let mut query = MappingQuery { size, address: at, ..MappingQuery::default() };
@@ -117,13 +112,12 @@ fn anonymous(range: Range<u64>, permission: u64) -> io::Result<Vec<u64>> {
             return Err(io::Error::last_os_error());
         }
         let is_file = query.inode != 0 || query.device != [0, 0];
-        if query.permissions & permission == 0 || is_file || query.end <= at {
+        if query.permissions & permission == 0 || is_file || query.end <= at || !is_usable(at) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        starts.push(at);
         at = query.end;
     }
-    Ok(starts)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -194,12 +188,12 @@ mod tests {
     #[cfg_attr(miri, ignore = "it asks the kernel")]
     fn the_kernel_says_which_memory_is_anonymous_and_writable() {
         let pages = Pages::new();
-        match anonymous(pages.range(), WRITABLE) {
-            Ok(starts) => {
-                assert_eq!(starts, [pages.0]);
+        match check_anonymous(pages.range(), WRITABLE, |start| start == pages.0) {
+            Ok(()) => {
                 assert!(pages.is_mapped(true) && is_resident(pages.range()));
+                assert!(check_anonymous(pages.range(), WRITABLE, |_| false).is_err());
                 let code = is_mapped as *const () as u64;
-                assert!(anonymous(code..code + 1, READABLE).is_err(), "the code is from a file");
+                assert!(check_anonymous(code..code + 1, READABLE, |_| true).is_err(), "the code is from a file");
             }
             // Linux before 6.11.
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOTTY)),
