@@ -3,8 +3,8 @@
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
-use rdma_msg::{Channel, Error, Listener};
-use support::{soft0, soon};
+use rdma_msg::{Channel, Error, Listener, Message};
+use support::{soft0, soon, until};
 
 /// Two ends of a channel with a window of two packets.
 async fn pair() -> [Channel; 2] {
@@ -19,46 +19,59 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index % 251) as u8).collect()
 }
 
-/// Waits until the device of the peer has acknowledged these many messages.
-async fn until_acknowledged(channel: &Channel, messages: u64) {
-    while channel.statistics().messages_acknowledged < messages {
-        tokio::task::yield_now().await;
-    }
+/// Sends a short message and one of `len` bytes, and receives the short one when both have arrived.
+async fn receive_first([client, server]: &[Channel; 2], len: usize) {
+    soon(client.send("short")).await.unwrap();
+    soon(client.send(pattern(len))).await.unwrap();
+    until("both have arrived", || server.statistics().packets_received == 2).await;
+    assert_eq!(*received(server).await, *b"short");
+}
+
+async fn received(channel: &Channel) -> Message {
+    soon(channel.receive()).await.unwrap().expect("the peer has sent it")
 }
 
 #[tokio::test]
 async fn the_next_message_is_read_while_the_program_handles_one() {
     let _soft = soft0();
-    let [client, server] = pair().await;
-    let received = async || soon(server.receive()).await.unwrap().unwrap();
-    soon(client.send("short")).await.unwrap();
-    soon(client.send(pattern(1 << 20))).await.unwrap();
-    drop(received().await);
-    soon(until_acknowledged(&client, 2)).await;
+    let channels = pair().await;
+    receive_first(&channels, 1 << 20).await;
+    let [client, server] = &channels;
+    until("it was read", || client.statistics().messages_acknowledged == 2).await;
     // Its packet is free again.
     for message in ["x", "y"] {
         soon(client.send(message)).await.unwrap();
         soon(client.flush()).await.unwrap();
     }
-    assert!(*received().await == *pattern(1 << 20));
-    assert_eq!([received().await.to_vec(), received().await.to_vec()], [b"x", b"y"]);
-    // A longer one is read when a task asks for it.
-    soon(client.send("short")).await.unwrap();
-    soon(client.send(pattern((1 << 20) + 1))).await.unwrap();
-    drop(received().await);
-    soon(until_acknowledged(&client, 5)).await;
+    assert!(*received(server).await == *pattern(1 << 20));
+    for message in ["x", "y"] {
+        assert_eq!(*received(server).await, *message.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_was_read_ahead_comes_after_the_end_of_the_connection() {
+    let _soft = soft0();
+    let channels = pair().await;
+    receive_first(&channels, 100_000).await;
+    let [client, server] = &channels;
+    soon(client.close()).await.unwrap();
+    assert!(*received(server).await == *pattern(100_000));
+    assert!(soon(server.receive()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_message_of_more_than_1_mib_is_read_when_a_task_asks_for_it() {
+    let _soft = soft0();
+    let channels = pair().await;
+    receive_first(&channels, (1 << 20) + 1).await;
+    let [client, server] = &channels;
+    until("the short one is acknowledged", || client.statistics().messages_acknowledged >= 1).await;
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(client.statistics().messages_acknowledged, 5);
-    assert!(*received().await == *pattern((1 << 20) + 1));
-    // It is delivered also after the end of the connection.
-    soon(client.send("short")).await.unwrap();
-    soon(client.send(pattern(100_000))).await.unwrap();
-    drop(received().await);
-    soon(client.close()).await.unwrap();
-    assert!(*received().await == *pattern(100_000));
-    assert!(soon(server.receive()).await.unwrap().is_none());
+    assert_eq!(client.statistics().messages_acknowledged, 1);
+    assert!(*received(server).await == *pattern((1 << 20) + 1));
 }
 
 #[tokio::test]
@@ -68,7 +81,7 @@ async fn no_message_is_delivered_after_one_that_cannot_be_read() {
     client.send(pattern(100_000)).await.unwrap();
     client.send("after it").await.unwrap();
     client.finish().await.unwrap();
-    soon(until_acknowledged(&client, 1)).await;
+    until("a message is acknowledged", || client.statistics().messages_acknowledged == 1).await;
     // Nobody can read the offer any more.
     drop(client);
     let error = soon(server.receive()).await.unwrap_err();

@@ -31,6 +31,7 @@ async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
         assert_eq!(regions(), before + 3);
     }
     assert_eq!(regions(), before + 2);
+    until("both have arrived", || server.statistics().packets_received == 2).await;
     assert!(*soon(server.receive()).await.unwrap().unwrap() == *vec![1; 100_000]);
     until("the second message is read while the program handles the first", || acknowledged() == 2).await;
     until("the regions are deregistered", || regions() == before).await;

@@ -280,7 +280,7 @@ impl Engine {
         }
     }
 
-    /// Ends the channel, and discards what has arrived.
+    /// Ends the channel and discards the packets that have arrived.
     fn end_receiving(&mut self, error: Error) {
         self.freed.packets.extend(self.incoming.clear());
         if self.ended.is_some() {

@@ -311,8 +311,8 @@ pub(super) fn read_wake_byte(connection: BorrowedFd<'_>) {
     unsafe { libc::recv(connection.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1, 0) };
 }
 
-/// Reads the wake bytes of a connection. If some are left, or the connection has ended, epoll reports it again, except the one of a
-/// [`ShmSender`].
+/// Reads the wake bytes of a connection. If some are left, or the connection has ended, epoll reports the connection of a receiver
+/// again.
 pub(super) fn drain_wake_bytes(connection: BorrowedFd<'_>) {
     /// Maximum reads. A peer normally has only one byte pending.
     const MOST: usize = 16;
