@@ -53,6 +53,11 @@ impl Assembly {
         self.has_ended
     }
 
+    /// Longest message in bytes that the next frame may be. `None` if it may not be a message.
+    pub(crate) fn max_whole(&self) -> Option<usize> {
+        (self.long.is_none() && !self.has_ended).then_some(self.max_message)
+    }
+
     /// Forgets the parts of a long message.
     pub(crate) fn clear(&mut self) {
         self.long = None;

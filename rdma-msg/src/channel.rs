@@ -365,10 +365,39 @@ impl<H: AsRef<Handle>> Waiting<H> {
     }
 
     /// The next message; `None` when the peer sends no more.
+    #[inline]
     pub(crate) fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
+        let shared = &self.handle().0.shared;
+        if shared.may_take() {
+            let coop = ready!(coop::poll_proceed(context));
+            if let Some(message) = shared.take() {
+                coop.made_progress();
+                return Poll::Ready(Ok(Some(message)));
+            }
+        }
+        self.poll_arrival(context)
+    }
+
+    /// The next message, which the engine takes.
+    fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
         let arrived = ready!(self.poll(context, Engine::try_receive))?;
         let message = arrived.map(Arrival::into_message).transpose();
         Poll::Ready(message.inspect_err(|error| self.handle().with(|engine| engine.lose_written(error.clone()))))
+    }
+
+    /// Adds a message to the open packet without the engine, if that is possible.
+    #[inline]
+    pub(crate) fn poll_add(&self, context: &mut Context<'_>, message: &Payload<'_>) -> Poll<Option<()>> {
+        let shared = &self.handle().0.shared;
+        if !shared.may_add() {
+            return Poll::Ready(None);
+        }
+        let coop = ready!(coop::poll_proceed(context));
+        let added = shared.add(message);
+        if added.is_some() {
+            coop.made_progress();
+        }
+        Poll::Ready(added)
     }
 
     /// Calls `f` if it is the turn of this task. The task waits while `f` returns `None`.

@@ -91,6 +91,7 @@ mod connector;
 mod engine;
 mod error;
 mod flow;
+mod lent;
 mod listener;
 mod long;
 mod message;

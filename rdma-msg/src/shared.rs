@@ -8,7 +8,10 @@ use std::{fmt, mem};
 
 use rdma_safe::fork::Creator;
 
-use crate::engine::{Effects, Engine, Freed};
+use crate::engine::{Effects, Engine, Freed, Gathering, Unpacking};
+use crate::lent::Lent;
+use crate::message::Message;
+use crate::payload::Payload;
 
 /// What the handles of a channel share.
 ///
@@ -17,6 +20,8 @@ use crate::engine::{Effects, Engine, Freed};
 pub(crate) struct Shared {
     /// `None` only while it is dropped.
     engine: Mutex<Option<Box<Engine>>>,
+    gathering: Lent<Gathering>,
+    unpacking: Lent<Unpacking>,
     creator: Creator,
     /// The [`News`] for which to run the engine.
     news: AtomicU8,
@@ -84,6 +89,8 @@ impl Shared {
         };
         let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             engine: Mutex::new(Some(Box::new(engine(wakers(this), this.clone())))),
+            gathering: Lent::new(),
+            unpacking: Lent::new(),
             creator: Creator::current(),
             news: AtomicU8::new(0),
             returned: AtomicU32::new(0),
@@ -104,7 +111,7 @@ impl Shared {
     pub(crate) fn with_if<R>(&self, f: impl FnOnce(&mut Engine) -> R, is_last: impl FnOnce(&R) -> bool) -> R {
         let mut guard = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = guard.as_mut().expect("only the drop takes it");
-        self.count_returned(engine);
+        self.recall(engine);
         let result = f(engine);
         let effects = if is_last(&result) { self.settle(engine) } else { None };
         drop(guard);
@@ -141,7 +148,7 @@ impl Shared {
             };
             let Some(engine) = guard.as_mut() else { return };
             let news = News(self.news.swap(0, Ordering::SeqCst));
-            self.count_returned(engine);
+            self.recall(engine);
             if news.has(News::LEFT) {
                 engine.leave();
             }
@@ -152,17 +159,54 @@ impl Shared {
         }
     }
 
-    fn count_returned(&self, engine: &mut Engine) {
+    /// The engine was locked: it gets what is lent to tasks, and what has happened meanwhile.
+    fn recall(&self, engine: &mut Engine) {
+        if let Some(gathering) = self.gathering.recall() {
+            engine.return_open(gathering);
+        }
+        if let Some(unpacking) = self.unpacking.recall() {
+            engine.return_packet(unpacking);
+        }
         if self.returned.load(Ordering::SeqCst) != 0 {
             engine.count_returned(self.returned.swap(0, Ordering::SeqCst));
         }
     }
 
-    /// Sends what is due. The caller unlocks the engine, and then runs the effects.
+    /// Adds a message to the open packet without the engine, if that is possible.
+    #[inline]
+    pub(crate) fn add(&self, message: &Payload<'_>) -> Option<()> {
+        self.gathering.with(|gathering| gathering.add(message))
+    }
+
+    /// Whether [`Shared::add`] is probably possible.
+    #[inline]
+    pub(crate) fn may_add(&self) -> bool {
+        self.gathering.is_lent()
+    }
+
+    /// Takes a message without the engine, if that is possible.
+    #[inline]
+    pub(crate) fn take(&self) -> Option<Message> {
+        self.unpacking.with(Unpacking::take)
+    }
+
+    /// Whether [`Shared::take`] is probably possible.
+    #[inline]
+    pub(crate) fn may_take(&self) -> bool {
+        self.unpacking.is_lent()
+    }
+
+    /// Sends what is due, and lends what tasks can use. The caller unlocks the engine, and then runs the effects.
     fn settle(&self, engine: &mut Engine) -> Option<Effects> {
         engine.settle();
         self.wanted.store(engine.returns_wanted(), Ordering::SeqCst);
         self.has_message.store(engine.has_message(), Ordering::Relaxed);
+        if let Some(gathering) = engine.lend_open() {
+            self.gathering.lend(gathering);
+        }
+        if let Some(unpacking) = engine.lend_packet() {
+            self.unpacking.lend(unpacking);
+        }
         engine.take_effects()
     }
 
@@ -206,6 +250,7 @@ impl Drop for Shared {
         if self.creator.is_parent() {
             // Another thread of the parent may have been changing it.
             mem::forget(self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            mem::forget((self.gathering.recall(), self.unpacking.recall()));
         }
     }
 }

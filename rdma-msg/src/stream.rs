@@ -214,6 +214,9 @@ impl WriteHalf {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
+        if let Some(()) = ready!(self.waiting.poll_add(context, bytes)) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let written = ready!(self.waiting.poll(context, |engine| engine.try_write(bytes)));
         Poll::Ready(Ok(written?))
     }

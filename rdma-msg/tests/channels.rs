@@ -3,35 +3,17 @@
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
+mod pairs;
+
 use std::io::IoSlice;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 
-use rdma_msg::{Channel, Connector, Error, Listener, ListenerBuilder};
+use pairs::{default_pair, pair, pattern};
+use rdma_msg::{Channel, Connector, Error, Listener};
 use support::{begin, soft0, soon, until};
-
-/// Two ends of a channel.
-async fn pair(
-    connector: impl Fn(Connector) -> Connector,
-    listener: impl Fn(ListenerBuilder) -> ListenerBuilder,
-) -> [Channel; 2] {
-    let listener = listener(Listener::builder()).bind("127.0.0.1:0").await.unwrap();
-    let connector = connector(Connector::new().unwrap());
-    let (client, server) =
-        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-    [client.unwrap(), server.unwrap()]
-}
-
-async fn default_pair() -> [Channel; 2] {
-    pair(|connector| connector, |listener| listener).await
-}
-
-/// Bytes of which each differs from its neighbours.
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|index| (index % 251) as u8).collect()
-}
 
 #[tokio::test]
 async fn messages_of_any_size_arrive_in_order() {
@@ -429,26 +411,6 @@ async fn several_tasks_offer_messages_in_both_directions() {
             senders.join_all().await;
             end.flush().await.unwrap();
         });
-    }
-    soon(tasks.join_all()).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_messages_of_several_threads_do_not_mix() {
-    let _soft = soft0();
-    let [client, server] = pair(|connector| connector.sends(1), |listener| listener.window(1)).await;
-    let mut tasks = tokio::task::JoinSet::new();
-    for task in 0..4_u8 {
-        let client = client.clone();
-        tasks.spawn(async move {
-            for number in 0..30 {
-                client.send(&vec![task; 50_000 + number][..]).await.unwrap();
-            }
-        });
-    }
-    for _ in 0..4 * 30 {
-        let message = soon(server.receive()).await.unwrap().unwrap();
-        assert!(message.iter().all(|byte| *byte == message[0]), "bytes of two messages");
     }
     soon(tasks.join_all()).await;
 }

@@ -23,7 +23,7 @@ pub(super) struct Incoming {
     pub(super) receiver: Receiver,
     /// Whether the connection has nothing more.
     pub(super) is_deaf: bool,
-    packets: VecDeque<Arrived>,
+    pub(super) packets: VecDeque<Arrived>,
     /// Packets whose frames were all taken.
     spent: Vec<Arrived>,
     assembly: Assembly,
@@ -36,13 +36,13 @@ pub(super) struct Incoming {
 
 /// A packet whose frames are being taken.
 pub(super) struct Arrived {
-    packet: Shareable,
+    pub(super) packet: Shareable,
     /// The next frame.
-    at: usize,
+    pub(super) at: usize,
 }
 
 /// A packet, behind an `Arc` if messages share it.
-enum Shareable {
+pub(super) enum Shareable {
     Alone(Packet),
     Shared(Arc<Packet>),
 }
@@ -116,6 +116,17 @@ impl Incoming {
     /// Whether a task has learned that the peer sends no more.
     pub(super) fn has_ended(&self) -> bool {
         self.assembly.has_ended()
+    }
+
+    /// The first packet if messages share it, and the place of its next frame.
+    pub(super) fn first_shared(&self) -> Option<(&Packet, usize)> {
+        let Arrived { packet: Shareable::Shared(packet), at } = self.packets.front()? else { return None };
+        Some((packet, *at))
+    }
+
+    /// Longest message in bytes that a frame may be. `None` if the next frames are not messages.
+    pub(super) fn max_whole(&self) -> Option<usize> {
+        self.assembly.max_whole()
     }
 
     /// Discards everything. Returns the packets to drop.
@@ -303,9 +314,14 @@ impl Engine {
         self.flow.unreturned().saturating_sub((self.incoming.packets.len() + spent) as u32)
     }
 
-    /// Copies a message if the program keeps so many that its peer could soon no longer send.
+    /// Whether the program keeps so many messages that its peer could soon no longer send.
+    pub(super) fn keeps_many(&self) -> bool {
+        self.kept() > (self.flow.window() / 2).max(1)
+    }
+
+    /// Copies a message if the program keeps many.
     fn spare_receive(&mut self, message: Message) -> Message {
-        if !message.is_in_packet() || self.kept() <= (self.flow.window() / 2).max(1) {
+        if !message.is_in_packet() || !self.keeps_many() {
             return message;
         }
         let Some(copy) = self.incoming.copies.copy(&message) else { return message };

@@ -6,10 +6,12 @@
 mod idle;
 mod incoming;
 mod liveness;
+mod open;
 mod outgoing;
 mod reading;
 mod spaces;
 mod timer;
+mod unpacking;
 
 use std::future::Future;
 use std::mem;
@@ -37,9 +39,11 @@ use reading::Reading;
 use spaces::Spaces;
 use timer::Timer;
 
+pub(crate) use open::Gathering;
 pub(crate) use outgoing::Progress;
 pub(crate) use reading::READS;
 pub(crate) use spaces::{WRITE_PARTS, WRITES, Writing};
+pub(crate) use unpacking::Unpacking;
 
 /// The engine of a channel.
 pub(crate) struct Engine {

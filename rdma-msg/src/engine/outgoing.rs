@@ -13,12 +13,13 @@ use rdma_async::{OwnedOperation, SendOne, Threads};
 use rdma_pool::Budget;
 use rdma_safe::{Buffer, ReadableRegion};
 
+use super::open::Open;
 use super::{Engine, Reserved};
 use crate::error::Error;
 use crate::flow::Counts;
 use crate::parts::Parts;
 use crate::payload::Payload;
-use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, MEMORY, aligned, frame_len};
+use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, MEMORY, frame_len};
 
 /// Packets in flight from which on messages gather in the open packet.
 const FEW: u32 = 2;
@@ -34,8 +35,8 @@ pub(super) struct Outgoing {
     /// Length of a full packet in bytes.
     packet: usize,
     /// Longest message that the peer accepts, in bytes.
-    max_message: usize,
-    open: Option<Open>,
+    pub(super) max_message: usize,
+    pub(super) open: Option<Open>,
     /// Buffers that are not in use.
     spare: Vec<Buffer>,
     /// Buffers for control packets and answers that are not in flight.
@@ -61,13 +62,6 @@ pub(super) struct Outgoing {
     is_lossy: bool,
     /// Whether a packet was acknowledged since the last look.
     pub(super) has_progressed: bool,
-}
-
-/// The packet that is being filled.
-struct Open {
-    buffer: Buffer,
-    used: usize,
-    messages: u32,
 }
 
 /// A packet in the send queue.
@@ -132,9 +126,14 @@ impl Outgoing {
         self.has_frames() || self.cancel_due || finishes || self.control.len() < CONTROL_BUFFERS
     }
 
+    /// Whether no message may be added now: one was given up, or this end sends no more.
+    pub(super) fn is_ending(&self) -> bool {
+        self.cancel_due || self.finish_due || self.has_finished
+    }
+
     /// Whether the open packet has frames.
     pub(super) fn has_frames(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| open.used > HEADER)
+        self.open.as_ref().is_some_and(Open::has_frames)
     }
 
     /// The buffer of a packet that was sent.
@@ -180,15 +179,9 @@ impl Outgoing {
 
     /// Adds a frame, whose payload `fill` writes. The open packet must have space for it.
     fn add(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut [u8])) {
-        let Some(open) = &mut self.open else { return };
-        open.messages += u32::from(kind == Kind::Whole);
-        let start = open.used + FRAME;
-        open.buffer[open.used..start].copy_from_slice(&wire::frame(kind, len as u32));
-        fill(&mut open.buffer[start..start + len]);
-        open.used = aligned(start + len);
-        // The memory of the pool may have bytes of others.
-        let padding = start + len..open.used.min(open.buffer.len());
-        open.buffer[padding].fill(0);
+        if let Some(open) = &mut self.open {
+            open.add(kind, len, fill);
+        }
     }
 
     /// The open packet has the end of a long message.
@@ -201,12 +194,9 @@ impl Outgoing {
     /// Space in the open packet in bytes. `None` if there is no buffer for a packet.
     fn space(&mut self, pool: &rdma_pool::Pool) -> Option<usize> {
         if self.open.is_none() {
-            let buffer = self.new_packet(pool)?;
-            let mut open = Open { buffer, used: HEADER, messages: 0 };
-            open.buffer.set_len(self.packet).ok()?;
-            self.open = Some(open);
+            self.open = Some(Open::new(self.new_packet(pool)?, self.packet)?);
         }
-        self.open.as_ref().map(|open| self.packet.saturating_sub(open.used))
+        self.open.as_ref().map(Open::space)
     }
 }
 
@@ -400,7 +390,7 @@ impl Engine {
             return;
         }
         if let Some(open) = self.outgoing.open.take() {
-            self.outgoing.is_lossy = open.used > HEADER;
+            self.outgoing.is_lossy = open.has_frames();
             self.outgoing.spare.push(open.buffer);
         }
         let payload = wire::abort(code, reason);

@@ -1,0 +1,88 @@
+//! The packet that is being filled.
+
+use rdma_safe::Buffer;
+
+use super::Engine;
+use crate::payload::Payload;
+use crate::wire::{self, FRAME, HEADER, Kind, aligned, frame_len};
+
+/// The packet that is being filled.
+pub(super) struct Open {
+    pub(super) buffer: Buffer,
+    pub(super) used: usize,
+    /// Messages that end in it.
+    pub(super) messages: u32,
+}
+
+impl Open {
+    /// A packet of `len` bytes without frames. `None` if the buffer is shorter.
+    pub(super) fn new(mut buffer: Buffer, len: usize) -> Option<Self> {
+        buffer.set_len(len).ok()?;
+        Some(Open { buffer, used: HEADER, messages: 0 })
+    }
+
+    pub(super) fn has_frames(&self) -> bool {
+        self.used > HEADER
+    }
+
+    /// Free space in bytes.
+    pub(super) fn space(&self) -> usize {
+        self.buffer.len().saturating_sub(self.used)
+    }
+
+    /// Adds a frame, whose payload `fill` writes. There must be space for it.
+    pub(super) fn add(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut [u8])) {
+        self.messages += u32::from(kind == Kind::Whole);
+        let start = self.used + FRAME;
+        self.buffer[self.used..start].copy_from_slice(&wire::frame(kind, len as u32));
+        fill(&mut self.buffer[start..start + len]);
+        self.used = aligned(start + len);
+        // The memory of the pool may have bytes of others.
+        let padding = start + len..self.used.min(self.buffer.len());
+        self.buffer[padding].fill(0);
+    }
+}
+
+/// The open packet while tasks add messages to it without the engine.
+pub(crate) struct Gathering {
+    open: Open,
+    /// Longest message that the peer accepts, in bytes.
+    max_message: usize,
+    /// What tasks have added: messages and their bytes.
+    added: [u64; 2],
+}
+
+impl Gathering {
+    /// Adds a message. `None` if that needs the engine.
+    #[inline]
+    pub(crate) fn add(&mut self, message: &Payload<'_>) -> Option<()> {
+        let len = message.len();
+        if len > self.max_message || frame_len(len) > self.open.space() {
+            return None;
+        }
+        self.open.add(Kind::Whole, len, |target| message.copy(0, target));
+        self.added[0] += 1;
+        self.added[1] += len as u64;
+        Some(())
+    }
+}
+
+impl Engine {
+    /// Lends the open packet if it stays open, and messages that fit may be added to it at once.
+    pub(crate) fn lend_open(&mut self) -> Option<Gathering> {
+        let waits = self.outgoing.has_frames() && self.senders.is_empty() && !self.outgoing.is_ending();
+        if !waits || self.ended.is_some() {
+            return None;
+        }
+        let max_message = self.outgoing.max_message;
+        Some(Gathering { open: self.outgoing.open.take()?, max_message, added: [0; 2] })
+    }
+
+    /// Takes the open packet back.
+    pub(crate) fn return_open(&mut self, gathering: Gathering) {
+        let [messages, bytes] = gathering.added;
+        self.counts.statistics.messages_sent += messages;
+        self.counts.statistics.bytes_copied += bytes;
+        self.outgoing.open = Some(gathering.open);
+    }
+}

@@ -1,0 +1,63 @@
+//! Tasks take messages of a packet without the engine.
+
+use std::sync::Arc;
+
+use super::Engine;
+use super::incoming::{Arrived, Shareable};
+use crate::message::{Message, Packet, Part};
+use crate::wire::{self, FRAME, Frame, Kind, aligned};
+
+/// The first packet that has arrived, while tasks take messages of it without the engine.
+///
+/// They leave the last message of a row to the engine, which then looks at what follows.
+pub(crate) struct Unpacking {
+    packet: Arc<Packet>,
+    /// The next frame, a whole message.
+    next: Frame,
+    /// Longest message that is accepted, in bytes.
+    max_message: usize,
+    /// Messages that tasks have taken.
+    taken: u64,
+}
+
+impl Unpacking {
+    /// The next message. `None` if that needs the engine.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Message> {
+        let Frame { start, len, .. } = self.next;
+        self.next = whole(self.packet.bytes(), aligned(start + len), self.max_message)?;
+        self.taken += 1;
+        Some(Message::of(self.packet.clone(), Part { start, len }))
+    }
+}
+
+/// The frame at `at`, if it is a whole message that is not too long.
+#[inline]
+fn whole(packet: &[u8], at: usize, max_message: usize) -> Option<Frame> {
+    let frame = wire::decode_frame(packet, at).ok()??;
+    (frame.kind == Kind::Whole && frame.len <= max_message).then_some(frame)
+}
+
+impl Engine {
+    /// Lends the first packet if one of its messages was taken, and others may be taken at once.
+    pub(crate) fn lend_packet(&mut self) -> Option<Unpacking> {
+        let (packet, at) = self.incoming.first_shared()?;
+        let max_message = self.incoming.max_whole()?;
+        let next = whole(packet.bytes(), at, max_message)?;
+        whole(packet.bytes(), aligned(next.start + next.len), max_message)?;
+        // A message that was read comes before it, and of a program that keeps many messages, each is looked at.
+        if self.reading.is_some() || !self.readers.is_empty() || self.keeps_many() {
+            return None;
+        }
+        let Shareable::Shared(packet) = self.incoming.packets.pop_front()?.packet else { return None };
+        Some(Unpacking { packet, next, max_message, taken: 0 })
+    }
+
+    /// Takes the packet back.
+    pub(crate) fn return_packet(&mut self, unpacking: Unpacking) {
+        let Unpacking { packet, next, taken, .. } = unpacking;
+        self.counts.statistics.messages_received += taken;
+        let packet = Shareable::Shared(packet);
+        self.incoming.packets.push_front(Arrived { packet, at: next.start - FRAME });
+    }
+}

@@ -1,0 +1,27 @@
+//! Pairs of channels, and what they exchange.
+
+use rdma_msg::{Channel, Connector, Listener, ListenerBuilder};
+
+use crate::support::soon;
+
+/// Two ends of a channel.
+pub(crate) async fn pair(
+    connector: impl Fn(Connector) -> Connector,
+    listener: impl Fn(ListenerBuilder) -> ListenerBuilder,
+) -> [Channel; 2] {
+    let listener = listener(Listener::builder()).bind("127.0.0.1:0").await.unwrap();
+    let connector = connector(Connector::new().unwrap());
+    let (client, server) =
+        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
+    [client.unwrap(), server.unwrap()]
+}
+
+#[allow(dead_code, reason = "not all tests need it")]
+pub(crate) async fn default_pair() -> [Channel; 2] {
+    pair(|connector| connector, |listener| listener).await
+}
+
+/// Bytes of which each differs from its neighbours.
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index % 251) as u8).collect()
+}
