@@ -15,7 +15,7 @@ const IDLE_CHECK: Duration = Duration::from_micros(400);
 const MIN_SAMPLE: Duration = Duration::from_micros(200);
 
 /// Longest average interval of polls of a program that polls all the time.
-const MAX_POLL_INTERVAL: Duration = Duration::from_micros(6);
+const MAX_POLL_INTERVAL: Duration = Duration::from_micros(15);
 
 /// Shortest average interval of waits of a program that polls all the time. Each wait ends the idling.
 const MIN_WAIT_INTERVAL: Duration = Duration::from_micros(200);
