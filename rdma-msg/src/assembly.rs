@@ -53,7 +53,7 @@ impl Assembly {
         self.has_ended
     }
 
-    /// Longest message in bytes that the next frame may be. `None` if it may not be a message.
+    /// Maximum length of a whole message in bytes. `None` within a long message or after the end.
     pub(crate) fn max_whole(&self) -> Option<usize> {
         (self.long.is_none() && !self.has_ended).then_some(self.max_message)
     }
@@ -244,7 +244,7 @@ mod tests {
                     Err(violation) => Err(violation.into()),
                     Ok(Some(frame)) => {
                         assert!(frame.start >= at + FRAME && frame.start + frame.len <= packet.len());
-                        at = aligned(frame.start + frame.len);
+                        at = frame.end();
                         assembly.frame(frame.kind, &packet[frame.start..frame.start + frame.len])
                     }
                 };

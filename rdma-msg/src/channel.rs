@@ -11,9 +11,10 @@ use rdma_pool::{Budget, Pool};
 use rdma_safe::ProtectionDomain;
 use rdma_safe::cm::Address;
 
-use crate::engine::{Engine, Reserved, WRITE_PARTS, Waits};
+use crate::engine::{Engine, Reserved, Unpacker, WRITE_PARTS, Waits};
 use crate::error::{Error, Result};
 use crate::flow::Limits;
+use crate::lent::Lent;
 use crate::message::{Arrival, CopyBudget, Message};
 use crate::options::Options;
 use crate::payload::Payload;
@@ -342,6 +343,20 @@ impl fmt::Debug for Handle {
     }
 }
 
+/// Calls `f` with something that the engine has lent. `None` if there is nothing.
+#[inline]
+fn poll_lent<T, R>(lent: &Lent<T>, context: &mut Context<'_>, f: impl FnOnce(&mut T) -> Option<R>) -> Poll<Option<R>> {
+    if !lent.is_lent() {
+        return Poll::Ready(None);
+    }
+    let coop = ready!(coop::poll_proceed(context));
+    let result = lent.with(f);
+    if result.is_some() {
+        coop.made_progress();
+    }
+    Poll::Ready(result)
+}
+
 /// A task that waits for the engine. Its place in line is given back when it is dropped.
 pub(crate) struct Waiting<H: AsRef<Handle>> {
     handle: H,
@@ -367,13 +382,9 @@ impl<H: AsRef<Handle>> Waiting<H> {
     /// The next message; `None` when the peer sends no more.
     #[inline]
     pub(crate) fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
-        let shared = &self.handle().0.shared;
-        if shared.may_take() {
-            let coop = ready!(coop::poll_proceed(context));
-            if let Some(message) = shared.take() {
-                coop.made_progress();
-                return Poll::Ready(Ok(Some(message)));
-            }
+        let unpacker = &self.handle().0.shared.unpacker;
+        if let Some(message) = ready!(poll_lent(unpacker, context, Unpacker::take)) {
+            return Poll::Ready(Ok(Some(message)));
         }
         self.poll_arrival(context)
     }
@@ -388,16 +399,12 @@ impl<H: AsRef<Handle>> Waiting<H> {
     /// Adds a message to the open packet without the engine, if that is possible.
     #[inline]
     pub(crate) fn poll_add(&self, context: &mut Context<'_>, message: &Payload<'_>) -> Poll<Option<()>> {
-        let shared = &self.handle().0.shared;
-        if !shared.may_add() {
-            return Poll::Ready(None);
+        let packer = &self.handle().0.shared.packer;
+        if packer.is_lent() {
+            // The driver may wait for the lock of the packet.
+            message.touch();
         }
-        let coop = ready!(coop::poll_proceed(context));
-        let added = shared.add(message);
-        if added.is_some() {
-            coop.made_progress();
-        }
-        Poll::Ready(added)
+        poll_lent(packer, context, |packer| packer.add(message))
     }
 
     /// Calls `f` if it is the turn of this task. The task waits while `f` returns `None`.

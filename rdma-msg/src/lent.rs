@@ -6,8 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A part of the engine that tasks use while the engine is not locked.
 ///
 /// The engine lends it before it is unlocked, and takes it back after it is locked. So its own code does not know of it.
+///
+/// The driver waits for a task that uses the value, as for one that posts work. So that takes about a microsecond at most.
 pub(crate) struct Lent<T> {
-    /// Changes only while the engine is locked. Spares the lock of the value.
+    /// Whether there is a value, to know without its lock. Changes only while the engine is locked.
     is_lent: AtomicBool,
     value: Mutex<Option<T>>,
 }
@@ -34,6 +36,11 @@ impl<T> Lent<T> {
         }
         self.is_lent.store(false, Ordering::Relaxed);
         self.lock().take()
+    }
+
+    /// Takes the value without a lock. In a forked child, a thread of the parent may hold the lock for ever.
+    pub(crate) fn take_exclusive(&mut self) -> Option<T> {
+        self.value.get_mut().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether there is probably a value.

@@ -64,15 +64,13 @@ impl Future for Send<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let Send { waiting, message, way } = &mut *self;
-        if way.is_none() && message.len() < waiting.handle().0.rendezvous_threshold {
-            if let Some(()) = ready!(waiting.poll_add(context, message)) {
-                return Poll::Ready(Ok(()));
-            }
-        }
         let owner = &*waiting.handle().0;
         let way = way.get_or_insert_with(|| Way::choose(owner, message));
         match way {
             Way::Packets(progress) => {
+                if let Some(()) = ready!(waiting.poll_add(context, message)) {
+                    return Poll::Ready(Ok(()));
+                }
                 let sent = ready!(waiting.poll(context, |engine| engine.try_send(message, progress)));
                 *progress = Progress::default();
                 Poll::Ready(sent)

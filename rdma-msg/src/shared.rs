@@ -8,10 +8,8 @@ use std::{fmt, mem};
 
 use rdma_safe::fork::Creator;
 
-use crate::engine::{Effects, Engine, Freed, Gathering, Unpacking};
+use crate::engine::{Effects, Engine, Freed, Packer, Unpacker};
 use crate::lent::Lent;
-use crate::message::Message;
-use crate::payload::Payload;
 
 /// What the handles of a channel share.
 ///
@@ -20,8 +18,10 @@ use crate::payload::Payload;
 pub(crate) struct Shared {
     /// `None` only while it is dropped.
     engine: Mutex<Option<Box<Engine>>>,
-    gathering: Lent<Gathering>,
-    unpacking: Lent<Unpacking>,
+    /// The open packet, to which tasks add messages.
+    pub(crate) packer: Lent<Packer>,
+    /// The first packet that has arrived, of which tasks take messages.
+    pub(crate) unpacker: Lent<Unpacker>,
     creator: Creator,
     /// The [`News`] for which to run the engine.
     news: AtomicU8,
@@ -89,8 +89,8 @@ impl Shared {
         };
         let shared = Arc::new_cyclic(|this: &Weak<Shared>| Shared {
             engine: Mutex::new(Some(Box::new(engine(wakers(this), this.clone())))),
-            gathering: Lent::new(),
-            unpacking: Lent::new(),
+            packer: Lent::new(),
+            unpacker: Lent::new(),
             creator: Creator::current(),
             news: AtomicU8::new(0),
             returned: AtomicU32::new(0),
@@ -159,41 +159,17 @@ impl Shared {
         }
     }
 
-    /// The engine was locked: it gets what is lent to tasks, and what has happened meanwhile.
+    /// Takes back what was lent, and counts returned receives. The engine was just locked.
     fn recall(&self, engine: &mut Engine) {
-        if let Some(gathering) = self.gathering.recall() {
-            engine.return_open(gathering);
+        if let Some(packer) = self.packer.recall() {
+            engine.return_open(packer);
         }
-        if let Some(unpacking) = self.unpacking.recall() {
-            engine.return_packet(unpacking);
+        if let Some(unpacker) = self.unpacker.recall() {
+            engine.return_packet(unpacker);
         }
         if self.returned.load(Ordering::SeqCst) != 0 {
             engine.count_returned(self.returned.swap(0, Ordering::SeqCst));
         }
-    }
-
-    /// Adds a message to the open packet without the engine, if that is possible.
-    #[inline]
-    pub(crate) fn add(&self, message: &Payload<'_>) -> Option<()> {
-        self.gathering.with(|gathering| gathering.add(message))
-    }
-
-    /// Whether [`Shared::add`] is probably possible.
-    #[inline]
-    pub(crate) fn may_add(&self) -> bool {
-        self.gathering.is_lent()
-    }
-
-    /// Takes a message without the engine, if that is possible.
-    #[inline]
-    pub(crate) fn take(&self) -> Option<Message> {
-        self.unpacking.with(Unpacking::take)
-    }
-
-    /// Whether [`Shared::take`] is probably possible.
-    #[inline]
-    pub(crate) fn may_take(&self) -> bool {
-        self.unpacking.is_lent()
     }
 
     /// Sends what is due, and lends what tasks can use. The caller unlocks the engine, and then runs the effects.
@@ -201,11 +177,11 @@ impl Shared {
         engine.settle();
         self.wanted.store(engine.returns_wanted(), Ordering::SeqCst);
         self.has_message.store(engine.has_message(), Ordering::Relaxed);
-        if let Some(gathering) = engine.lend_open() {
-            self.gathering.lend(gathering);
+        if let Some(packer) = engine.lend_open() {
+            self.packer.lend(packer);
         }
-        if let Some(unpacking) = engine.lend_packet() {
-            self.unpacking.lend(unpacking);
+        if let Some(unpacker) = engine.lend_packet() {
+            self.unpacker.lend(unpacker);
         }
         engine.take_effects()
     }
@@ -250,7 +226,7 @@ impl Drop for Shared {
         if self.creator.is_parent() {
             // Another thread of the parent may have been changing it.
             mem::forget(self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-            mem::forget((self.gathering.recall(), self.unpacking.recall()));
+            mem::forget((self.packer.take_exclusive(), self.unpacker.take_exclusive()));
         }
     }
 }

@@ -94,6 +94,13 @@ pub(crate) struct Frame {
     pub(crate) len: usize,
 }
 
+impl Frame {
+    /// The place of the next frame.
+    pub(crate) fn end(self) -> usize {
+        aligned(self.start + self.len)
+    }
+}
+
 /// Encodes the header of a packet.
 pub(crate) fn header(class: Class, counts: Counts) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
@@ -390,7 +397,7 @@ mod tests {
         assert_eq!(decode_frame(&packet, HEADER), Ok(Some(first)));
         assert_eq!(&packet[first.start..first.start + first.len], b"abc");
         let second = Frame { kind: Kind::Whole, start: 40, len: 0 };
-        assert_eq!(decode_frame(&packet, aligned(first.start + first.len)), Ok(Some(second)));
+        assert_eq!(decode_frame(&packet, first.end()), Ok(Some(second)));
         assert_eq!(decode_frame(&packet, 40), Ok(None));
         // The last payload need not be padded.
         packet.truncate(27);

@@ -3,9 +3,12 @@
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
+mod pairs;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use pairs::connect;
 use rdma_msg::{Channel, Connector, Listener, Payload};
 use support::{soft0, soon};
 
@@ -73,9 +76,7 @@ async fn short_messages_allocate_nothing_and_vectors_are_not_copied() {
     let _soft = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().unwrap();
-    let (client, server) =
-        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-    let channels = [client.unwrap(), server.unwrap()];
+    let channels = connect(&connector, &listener).await;
     let bytes = vec![7; 60_000];
     for len in [0, 64, 4096] {
         // Into a packet. The receiver reads it there.

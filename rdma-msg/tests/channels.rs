@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 
-use pairs::{default_pair, pair, pattern};
+use pairs::{connect, default_pair, pair, pattern};
 use rdma_msg::{Channel, Connector, Error, Listener};
 use support::{begin, soft0, soon, until};
 
@@ -340,9 +340,7 @@ async fn a_channel_that_is_gone_leaves_no_memory_behind() {
     let driver = rdma_async::Driver::current().unwrap();
     let connector = Connector::new().unwrap();
     for round in 0..3 {
-        let (client, server) =
-            soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-        let (client, server) = (client.unwrap(), server.unwrap());
+        let [client, server] = connect(&connector, &listener).await;
         client.send("kept").await.unwrap();
         let kept = soon(server.receive()).await.unwrap().unwrap();
         if round == 1 {
@@ -502,9 +500,7 @@ async fn a_service_whose_clients_leave_first_closes_in_order() {
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().unwrap();
     for _ in 0..100 {
-        let (client, server) =
-            soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-        let (client, server) = (client.unwrap(), server.unwrap());
+        let [client, server] = connect(&connector, &listener).await;
         let serving = tokio::spawn(async move {
             while let Some(message) = server.receive().await? {
                 assert_eq!(*message, *b"the only message");

@@ -3,28 +3,21 @@
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
+mod pairs;
+
 use bytes::Bytes;
-use rdma_msg::{Channel, Connector, Error, Listener, Message, Payload};
+use pairs::{connect, received};
+use rdma_msg::{Channel, Connector, Error, Listener, Payload};
 use rdma_pool::Budget;
 use rdma_safe::soft;
 use support::{begin, soft0, soon, until};
-
-async fn pair(connector: &Connector, listener: &Listener) -> [Channel; 2] {
-    let (client, server) =
-        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-    [client.unwrap(), server.unwrap()]
-}
-
-async fn received(channel: &Channel) -> Message {
-    soon(channel.receive()).await.unwrap().expect("the peer has sent it")
-}
 
 #[tokio::test]
 async fn a_message_is_written_to_memory_that_was_offered_for_it() {
     let _soft = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().unwrap();
-    let [sender, receiver] = pair(&connector, &listener).await;
+    let [sender, receiver] = connect(&connector, &listener).await;
     let regions = || soft::objects().memory_regions;
     let written = || sender.statistics().messages_written;
     let whole = Bytes::from((0..300_000_u32).map(|number| number as u8).collect::<Vec<_>>());
@@ -174,7 +167,7 @@ async fn a_message_is_written_to_memory_that_was_offered_for_it() {
     assert_eq!(message.into_vec(), whole[2..90_002]);
 
     // An end that has left lets the peer write as long as its own messages are on their way. Its driver runs on this thread.
-    let [sender, receiver] = pair(&connector, &listener).await;
+    let [sender, receiver] = connect(&connector, &listener).await;
     let before = regions();
     soon(receiver.offer(vec![0; 100_000])).await.unwrap();
     until("the offer has arrived", || sender.statistics().offers_received == 1).await;
@@ -186,7 +179,7 @@ async fn a_message_is_written_to_memory_that_was_offered_for_it() {
     assert!(soon(sender.receive()).await.unwrap().is_none());
 
     // Offers do not wait behind messages, which may wait until this end receives.
-    let ends = pair(&connector, &listener).await;
+    let ends = connect(&connector, &listener).await;
     let bytes = vec![7; 1_000_000];
     let exchange = async |end: &Channel| {
         let receive = async {
@@ -199,7 +192,7 @@ async fn a_message_is_written_to_memory_that_was_offered_for_it() {
     };
     soon(async { tokio::join!(exchange(&ends[0]), exchange(&ends[1])) }).await;
 
-    let [sender, receiver] = pair(&connector, &listener).await;
+    let [sender, receiver] = connect(&connector, &listener).await;
     assert!(matches!(soon(receiver.offer(Vec::new())).await.unwrap_err(), Error::Connection(_)));
     soon(receiver.finish()).await.unwrap();
     assert!(matches!(soon(receiver.offer(vec![0; 10])).await.unwrap_err(), Error::Closed));

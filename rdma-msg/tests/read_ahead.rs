@@ -3,20 +3,15 @@
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
-use rdma_msg::{Channel, Error, Listener, Message};
+mod pairs;
+
+use pairs::{pair, pattern, received};
+use rdma_msg::{Channel, Error};
 use support::{soft0, soon, until};
 
 /// Two ends of a channel with a window of two packets.
-async fn pair() -> [Channel; 2] {
-    let listener = Listener::builder().window(2).bind("127.0.0.1:0").await.unwrap();
-    let (client, server) =
-        soon(async { tokio::join!(rdma_msg::connect(listener.local_address()), listener.accept()) }).await;
-    [client.unwrap(), server.unwrap()]
-}
-
-/// Bytes of which each differs from its neighbours.
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|index| (index % 251) as u8).collect()
+async fn two_packets() -> [Channel; 2] {
+    pair(|connector| connector, |listener| listener.window(2)).await
 }
 
 /// Sends a short message and one of `len` bytes, and receives the short one when both have arrived.
@@ -27,14 +22,10 @@ async fn receive_first([client, server]: &[Channel; 2], len: usize) {
     assert_eq!(*received(server).await, *b"short");
 }
 
-async fn received(channel: &Channel) -> Message {
-    soon(channel.receive()).await.unwrap().expect("the peer has sent it")
-}
-
 #[tokio::test]
 async fn the_next_message_is_read_while_the_program_handles_one() {
     let _soft = soft0();
-    let channels = pair().await;
+    let channels = two_packets().await;
     receive_first(&channels, 1 << 20).await;
     let [client, server] = &channels;
     until("it was read", || client.statistics().messages_acknowledged == 2).await;
@@ -52,7 +43,7 @@ async fn the_next_message_is_read_while_the_program_handles_one() {
 #[tokio::test]
 async fn a_message_that_was_read_ahead_comes_after_the_end_of_the_connection() {
     let _soft = soft0();
-    let channels = pair().await;
+    let channels = two_packets().await;
     receive_first(&channels, 100_000).await;
     let [client, server] = &channels;
     soon(client.close()).await.unwrap();
@@ -63,7 +54,7 @@ async fn a_message_that_was_read_ahead_comes_after_the_end_of_the_connection() {
 #[tokio::test]
 async fn a_message_of_more_than_1_mib_is_read_when_a_task_asks_for_it() {
     let _soft = soft0();
-    let channels = pair().await;
+    let channels = two_packets().await;
     receive_first(&channels, (1 << 20) + 1).await;
     let [client, server] = &channels;
     until("the short one is acknowledged", || client.statistics().messages_acknowledged >= 1).await;
@@ -77,7 +68,7 @@ async fn a_message_of_more_than_1_mib_is_read_when_a_task_asks_for_it() {
 #[tokio::test]
 async fn no_message_is_delivered_after_one_that_cannot_be_read() {
     let _soft = soft0();
-    let [client, server] = pair().await;
+    let [client, server] = two_packets().await;
     client.send(pattern(100_000)).await.unwrap();
     client.send("after it").await.unwrap();
     client.finish().await.unwrap();

@@ -3,7 +3,10 @@
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
 
+mod pairs;
+
 use bytes::Bytes;
+use pairs::connect;
 use rdma_msg::{Connector, Error, Listener, Payload};
 use rdma_pool::Budget;
 use rdma_safe::soft;
@@ -14,9 +17,7 @@ async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
     let _soft = soft0();
     let listener = Listener::bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().unwrap();
-    let (client, server) =
-        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-    let (client, server) = (client.unwrap(), server.unwrap());
+    let [client, server] = connect(&connector, &listener).await;
     let regions = || soft::objects().memory_regions;
     let before = regions();
     let acknowledged = || client.statistics().messages_acknowledged;
@@ -47,9 +48,7 @@ async fn the_memory_of_an_offer_is_freed_when_it_is_read_or_the_channel_ends() {
     until("the region is deregistered", || regions() <= before).await;
 
     // Memory that others share is read where it is, and nothing is copied.
-    let (client, server) =
-        soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
-    let (client, server) = (client.unwrap(), server.unwrap());
+    let [client, server] = connect(&connector, &listener).await;
     let whole = Bytes::from((0..300_000_u32).map(|number| number as u8).collect::<Vec<_>>());
     let (part, long) = (whole.slice(1001..200_001), Bytes::from(whole.repeat(10)));
     let buffer = |bytes: &[u8]| {

@@ -16,7 +16,7 @@ use crate::error::{Error, Violation};
 use crate::message::{Arrival, CopyBudget, Message, Packet, Part};
 use crate::parts::Parts;
 use crate::shared::Shared;
-use crate::wire::{self, Frame, HEADER, Hello, Kind, aligned};
+use crate::wire::{self, Frame, HEADER, Hello, Kind};
 
 /// The receiving half.
 pub(super) struct Incoming {
@@ -124,7 +124,7 @@ impl Incoming {
         Some((packet, *at))
     }
 
-    /// Longest message in bytes that a frame may be. `None` if the next frames are not messages.
+    /// Maximum length of a whole message in bytes. `None` within a long message or after the end.
     pub(super) fn max_whole(&self) -> Option<usize> {
         self.assembly.max_whole()
     }
@@ -151,7 +151,7 @@ impl Incoming {
                 if let Some(found) = f(frame, bytes) {
                     return Some(found);
                 }
-                at = aligned(frame.start + frame.len);
+                at = frame.end();
             }
             None
         })
@@ -169,7 +169,7 @@ impl Incoming {
     fn next_frame(&mut self) -> Result<Option<Frame>, Violation> {
         while let Some(first) = self.packets.front_mut() {
             if let Some(frame) = wire::decode_frame(first.packet.bytes(), first.at)? {
-                first.at = aligned(frame.start + frame.len);
+                first.at = frame.end();
                 return Ok(Some(frame));
             }
             self.spent.extend(self.packets.pop_front());

@@ -11,7 +11,7 @@ mod outgoing;
 mod reading;
 mod spaces;
 mod timer;
-mod unpacking;
+mod unpacker;
 
 use std::future::Future;
 use std::mem;
@@ -39,11 +39,11 @@ use reading::Reading;
 use spaces::Spaces;
 use timer::Timer;
 
-pub(crate) use open::Gathering;
+pub(crate) use open::Packer;
 pub(crate) use outgoing::Progress;
 pub(crate) use reading::READS;
 pub(crate) use spaces::{WRITE_PARTS, WRITES, Writing};
-pub(crate) use unpacking::Unpacking;
+pub(crate) use unpacker::Unpacker;
 
 /// The engine of a channel.
 pub(crate) struct Engine {

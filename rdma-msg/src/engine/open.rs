@@ -44,15 +44,16 @@ impl Open {
 }
 
 /// The open packet while tasks add messages to it without the engine.
-pub(crate) struct Gathering {
+pub(crate) struct Packer {
     open: Open,
     /// Longest message that the peer accepts, in bytes.
     max_message: usize,
-    /// What tasks have added: messages and their bytes.
-    added: [u64; 2],
+    /// Messages that tasks have added, and their bytes.
+    messages: u64,
+    bytes: u64,
 }
 
-impl Gathering {
+impl Packer {
     /// Adds a message. `None` if that needs the engine.
     #[inline]
     pub(crate) fn add(&mut self, message: &Payload<'_>) -> Option<()> {
@@ -61,28 +62,25 @@ impl Gathering {
             return None;
         }
         self.open.add(Kind::Whole, len, |target| message.copy(0, target));
-        self.added[0] += 1;
-        self.added[1] += len as u64;
+        self.messages += 1;
+        self.bytes += len as u64;
         Some(())
     }
 }
 
 impl Engine {
-    /// Lends the open packet if it stays open, and messages that fit may be added to it at once.
-    pub(crate) fn lend_open(&mut self) -> Option<Gathering> {
-        let waits = self.outgoing.has_frames() && self.senders.is_empty() && !self.outgoing.is_ending();
-        if !waits || self.ended.is_some() {
-            return None;
-        }
-        let max_message = self.outgoing.max_message;
-        Some(Gathering { open: self.outgoing.open.take()?, max_message, added: [0; 2] })
+    /// Lends the open packet if it has frames, and no sender waits.
+    pub(crate) fn lend_open(&mut self) -> Option<Packer> {
+        // While a cancellation is due, the packet has no space, or it would have been added.
+        let may_add = self.outgoing.has_frames() && self.senders.is_empty() && self.check_open().is_ok();
+        let open = if may_add { self.outgoing.open.take()? } else { return None };
+        Some(Packer { open, max_message: self.outgoing.max_message, messages: 0, bytes: 0 })
     }
 
     /// Takes the open packet back.
-    pub(crate) fn return_open(&mut self, gathering: Gathering) {
-        let [messages, bytes] = gathering.added;
+    pub(crate) fn return_open(&mut self, Packer { open, messages, bytes, .. }: Packer) {
         self.counts.statistics.messages_sent += messages;
         self.counts.statistics.bytes_copied += bytes;
-        self.outgoing.open = Some(gathering.open);
+        self.outgoing.open = Some(open);
     }
 }

@@ -126,11 +126,6 @@ impl Outgoing {
         self.has_frames() || self.cancel_due || finishes || self.control.len() < CONTROL_BUFFERS
     }
 
-    /// Whether no message may be added now: one was given up, or this end sends no more.
-    pub(super) fn is_ending(&self) -> bool {
-        self.cancel_due || self.finish_due || self.has_finished
-    }
-
     /// Whether the open packet has frames.
     pub(super) fn has_frames(&self) -> bool {
         self.open.as_ref().is_some_and(Open::has_frames)

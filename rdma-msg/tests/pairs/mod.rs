@@ -1,6 +1,8 @@
 //! Pairs of channels, and what they exchange.
 
-use rdma_msg::{Channel, Connector, Listener, ListenerBuilder};
+#![allow(dead_code, reason = "no test needs all of it")]
+
+use rdma_msg::{Channel, Connector, Listener, ListenerBuilder, Message};
 
 use crate::support::soon;
 
@@ -11,12 +13,20 @@ pub(crate) async fn pair(
 ) -> [Channel; 2] {
     let listener = listener(Listener::builder()).bind("127.0.0.1:0").await.unwrap();
     let connector = connector(Connector::new().unwrap());
+    connect(&connector, &listener).await
+}
+
+pub(crate) async fn connect(connector: &Connector, listener: &Listener) -> [Channel; 2] {
     let (client, server) =
         soon(async { tokio::join!(connector.connect(listener.local_address()), listener.accept()) }).await;
     [client.unwrap(), server.unwrap()]
 }
 
-#[allow(dead_code, reason = "not all tests need it")]
+/// The next message.
+pub(crate) async fn received(channel: &Channel) -> Message {
+    soon(channel.receive()).await.unwrap().expect("the peer has sent it")
+}
+
 pub(crate) async fn default_pair() -> [Channel; 2] {
     pair(|connector| connector, |listener| listener).await
 }

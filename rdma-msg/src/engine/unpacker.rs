@@ -1,16 +1,17 @@
-//! Tasks take messages of a packet without the engine.
+//! The packet of which tasks take messages without the engine.
 
+use std::mem;
 use std::sync::Arc;
 
 use super::Engine;
 use super::incoming::{Arrived, Shareable};
 use crate::message::{Message, Packet, Part};
-use crate::wire::{self, FRAME, Frame, Kind, aligned};
+use crate::wire::{self, FRAME, Frame, Kind};
 
 /// The first packet that has arrived, while tasks take messages of it without the engine.
 ///
-/// They leave the last message of a row to the engine, which then looks at what follows.
-pub(crate) struct Unpacking {
+/// The engine takes the last message of a run, and then handles what follows.
+pub(crate) struct Unpacker {
     packet: Arc<Packet>,
     /// The next frame, a whole message.
     next: Frame,
@@ -20,12 +21,12 @@ pub(crate) struct Unpacking {
     taken: u64,
 }
 
-impl Unpacking {
+impl Unpacker {
     /// The next message. `None` if that needs the engine.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Message> {
-        let Frame { start, len, .. } = self.next;
-        self.next = whole(self.packet.bytes(), aligned(start + len), self.max_message)?;
+        let after = whole(self.packet.bytes(), self.next.end(), self.max_message)?;
+        let Frame { start, len, .. } = mem::replace(&mut self.next, after);
         self.taken += 1;
         Some(Message::of(self.packet.clone(), Part { start, len }))
     }
@@ -39,23 +40,23 @@ fn whole(packet: &[u8], at: usize, max_message: usize) -> Option<Frame> {
 }
 
 impl Engine {
-    /// Lends the first packet if one of its messages was taken, and others may be taken at once.
-    pub(crate) fn lend_packet(&mut self) -> Option<Unpacking> {
+    /// Lends the first packet if one of its messages was taken, and two others follow.
+    pub(crate) fn lend_packet(&mut self) -> Option<Unpacker> {
         let (packet, at) = self.incoming.first_shared()?;
         let max_message = self.incoming.max_whole()?;
         let next = whole(packet.bytes(), at, max_message)?;
-        whole(packet.bytes(), aligned(next.start + next.len), max_message)?;
-        // A message that was read comes before it, and of a program that keeps many messages, each is looked at.
+        whole(packet.bytes(), next.end(), max_message)?;
+        // A message that is being read comes first. If the program keeps many messages, the engine copies them.
         if self.reading.is_some() || !self.readers.is_empty() || self.keeps_many() {
             return None;
         }
         let Shareable::Shared(packet) = self.incoming.packets.pop_front()?.packet else { return None };
-        Some(Unpacking { packet, next, max_message, taken: 0 })
+        Some(Unpacker { packet, next, max_message, taken: 0 })
     }
 
     /// Takes the packet back.
-    pub(crate) fn return_packet(&mut self, unpacking: Unpacking) {
-        let Unpacking { packet, next, taken, .. } = unpacking;
+    pub(crate) fn return_packet(&mut self, unpacker: Unpacker) {
+        let Unpacker { packet, next, taken, .. } = unpacker;
         self.counts.statistics.messages_received += taken;
         let packet = Shareable::Shared(packet);
         self.incoming.packets.push_front(Arrived { packet, at: next.start - FRAME });
