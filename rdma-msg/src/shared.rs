@@ -159,20 +159,20 @@ impl Shared {
         }
     }
 
-    /// Takes back what was lent, and counts returned receives. The engine was just locked.
+    /// Takes the packets back from tasks, and counts returned receives. The engine was just locked.
     fn recall(&self, engine: &mut Engine) {
         if let Some(packer) = self.packer.recall() {
             engine.return_open(packer);
         }
         if let Some(unpacker) = self.unpacker.recall() {
-            engine.return_packet(unpacker);
+            engine.return_packet(&unpacker);
         }
         if self.returned.load(Ordering::SeqCst) != 0 {
             engine.count_returned(self.returned.swap(0, Ordering::SeqCst));
         }
     }
 
-    /// Sends what is due, and lends what tasks can use. The caller unlocks the engine, and then runs the effects.
+    /// Sends what is due, and then lends packets to tasks. The caller unlocks the engine and runs the effects.
     fn settle(&self, engine: &mut Engine) -> Option<Effects> {
         engine.settle();
         self.wanted.store(engine.returns_wanted(), Ordering::SeqCst);

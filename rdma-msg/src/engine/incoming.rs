@@ -23,7 +23,7 @@ pub(super) struct Incoming {
     pub(super) receiver: Receiver,
     /// Whether the connection has nothing more.
     pub(super) is_deaf: bool,
-    pub(super) packets: VecDeque<Arrived>,
+    packets: VecDeque<Arrived>,
     /// Packets whose frames were all taken.
     spent: Vec<Arrived>,
     assembly: Assembly,
@@ -36,13 +36,13 @@ pub(super) struct Incoming {
 
 /// A packet whose frames are being taken.
 pub(super) struct Arrived {
-    pub(super) packet: Shareable,
+    packet: Shareable,
     /// The next frame.
-    pub(super) at: usize,
+    at: usize,
 }
 
 /// A packet, behind an `Arc` if messages share it.
-pub(super) enum Shareable {
+enum Shareable {
     Alone(Packet),
     Shared(Arc<Packet>),
 }
@@ -118,15 +118,18 @@ impl Incoming {
         self.assembly.has_ended()
     }
 
-    /// The first packet if messages share it, and the place of its next frame.
-    pub(super) fn first_shared(&self) -> Option<(&Packet, usize)> {
+    /// The first packet if messages share it, the place of its next frame, and the maximum length of a whole message in bytes.
+    /// `None` within a long message or after the end.
+    pub(super) fn first_shared(&self) -> Option<(&Arc<Packet>, usize, usize)> {
         let Arrived { packet: Shareable::Shared(packet), at } = self.packets.front()? else { return None };
-        Some((packet, *at))
+        Some((packet, *at, self.assembly.max_whole()?))
     }
 
-    /// Maximum length of a whole message in bytes. `None` within a long message or after the end.
-    pub(super) fn max_whole(&self) -> Option<usize> {
-        self.assembly.max_whole()
+    /// The frames before `at` of the first packet were taken.
+    pub(super) fn skip_to(&mut self, at: usize) {
+        if let Some(first) = self.packets.front_mut() {
+            first.at = at;
+        }
     }
 
     /// Discards everything. Returns the packets to drop.

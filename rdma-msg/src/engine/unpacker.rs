@@ -4,13 +4,12 @@ use std::mem;
 use std::sync::Arc;
 
 use super::Engine;
-use super::incoming::{Arrived, Shareable};
 use crate::message::{Message, Packet, Part};
 use crate::wire::{self, FRAME, Frame, Kind};
 
 /// The first packet that has arrived, while tasks take messages of it without the engine.
 ///
-/// The engine takes the last message of a run, and then handles what follows.
+/// The engine itself takes the last of several messages in a row.
 pub(crate) struct Unpacker {
     packet: Arc<Packet>,
     /// The next frame, a whole message.
@@ -41,24 +40,20 @@ fn whole(packet: &[u8], at: usize, max_message: usize) -> Option<Frame> {
 
 impl Engine {
     /// Lends the first packet if one of its messages was taken, and two others follow.
-    pub(crate) fn lend_packet(&mut self) -> Option<Unpacker> {
-        let (packet, at) = self.incoming.first_shared()?;
-        let max_message = self.incoming.max_whole()?;
+    pub(crate) fn lend_packet(&self) -> Option<Unpacker> {
+        let (packet, at, max_message) = self.incoming.first_shared()?;
         let next = whole(packet.bytes(), at, max_message)?;
         whole(packet.bytes(), next.end(), max_message)?;
         // A message that is being read comes first. If the program keeps many messages, the engine copies them.
         if self.reading.is_some() || !self.readers.is_empty() || self.keeps_many() {
             return None;
         }
-        let Shareable::Shared(packet) = self.incoming.packets.pop_front()?.packet else { return None };
-        Some(Unpacker { packet, next, max_message, taken: 0 })
+        Some(Unpacker { packet: packet.clone(), next, max_message, taken: 0 })
     }
 
     /// Takes the packet back.
-    pub(crate) fn return_packet(&mut self, unpacker: Unpacker) {
-        let Unpacker { packet, next, taken, .. } = unpacker;
-        self.counts.statistics.messages_received += taken;
-        let packet = Shareable::Shared(packet);
-        self.incoming.packets.push_front(Arrived { packet, at: next.start - FRAME });
+    pub(crate) fn return_packet(&mut self, unpacker: &Unpacker) {
+        self.counts.statistics.messages_received += unpacker.taken;
+        self.incoming.skip_to(unpacker.next.start - FRAME);
     }
 }
