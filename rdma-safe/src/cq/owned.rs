@@ -1,6 +1,6 @@
 //! Polling for an endpoint, or a set of endpoints, that owns its completion queue.
 //!
-//! [`EndpointSet::poll_each`](crate::EndpointSet::poll_each) and its like call a function of the user during a poll, on purpose.
+//! [`EndpointSet::poll_into`](crate::EndpointSet::poll_into) and its like call code of the user during a poll, on purpose.
 //!
 //! The owner drops no queue pair that completes to the queue during a poll. So the polling thread need not be recorded.
 //!

@@ -78,7 +78,7 @@ impl Batch<'_> {
     /// [`EndpointBuilder::pending_sends`]: crate::EndpointBuilder::pending_sends
     #[inline(always)]
     pub fn add(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
-        let Work { verb, data, imm, flags } = work;
+        let Work { verb, data, imm, flags, user_data } = work;
         match data {
             Data::Buffer(mut buffer) => match self.try_add_buffer(&verb, &buffer, imm, flags) {
                 Ok(()) => {
@@ -86,15 +86,15 @@ impl Batch<'_> {
                         // After completion the buffer holds the 8 bytes of the result.
                         buffer.set_len_within(ATOMIC as u32);
                     }
-                    Ok(self.stage(Some(buffer), &verb, flags))
+                    Ok(self.stage(Some(buffer), &verb, flags, user_data))
                 }
                 Err(error) => Err(Rejected { error, buffer: Some(buffer), list: None }),
             },
             Data::Inline(bytes) => match self.try_add_inline(&verb, bytes, imm, flags) {
-                Ok(()) => Ok(self.stage(None, &verb, flags)),
+                Ok(()) => Ok(self.stage(None, &verb, flags, user_data)),
                 Err(error) => Err(Rejected { error, buffer: None, list: None }),
             },
-            Data::List(list) => self.add_list(verb, list, imm, flags),
+            Data::List(list) => self.add_list(verb, list, imm, flags, user_data),
         }
     }
 
@@ -141,7 +141,7 @@ impl Batch<'_> {
 
     /// Checks that work could be posted if there were room. Builds its work request, then aborts it.
     pub(super) fn validate(mut self, work: &mut Work<'_>) -> Result<(), PostError> {
-        let Work { verb, data, imm, flags } = work;
+        let Work { verb, data, imm, flags, .. } = work;
         let (len, capacity) = match data {
             Data::Buffer(buffer) => (buffer.len(), buffer.capacity()),
             Data::Inline(bytes) => (bytes.len(), bytes.len()),
@@ -169,13 +169,13 @@ impl Batch<'_> {
         if let Err(error) = self.try_add_datagram(&mut work, peer) {
             return Err(work.reject(error));
         }
-        let (verb, flags) = (work.verb, work.flags);
+        let (verb, flags, user_data) = (work.verb, work.flags, work.user_data);
         let id = match work.data {
-            Data::Buffer(buffer) => self.stage(Some(buffer), &verb, flags),
-            Data::Inline(_) => self.stage(None, &verb, flags),
+            Data::Buffer(buffer) => self.stage(Some(buffer), &verb, flags, user_data),
+            Data::Inline(_) => self.stage(None, &verb, flags, user_data),
             Data::List(list) => {
                 self.sends.reserve_lists();
-                self.stage_list(list, &verb, flags)
+                self.stage_list(list, &verb, flags, user_data)
             }
         };
         if let Some(slots) = &mut self.datagrams {
@@ -242,10 +242,11 @@ impl Batch<'_> {
 
     /// Stages the work that was just added.
     #[inline(always)]
-    fn stage(&mut self, buffer: Option<Buffer>, verb: &Verb, flags: SendFlags) -> WorkId {
+    fn stage(&mut self, buffer: Option<Buffer>, verb: &Verb, flags: SendFlags, user_data: u32) -> WorkId {
         let signaled = self.is_signaled(flags);
         let silent = !flags.contains(SendFlags::SIGNALED) && buffer.is_none();
-        let sequence = self.sends.stage(buffer, Kind { operation: verb.operation(), signaled, silent });
+        let kind = Kind { operation: verb.operation(), signaled, silent, has_outcome: false, user_data };
+        let sequence = self.sends.stage(buffer, kind);
         self.run = UnsignaledRun { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
         WorkId(sequence)
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::poll::Outcome;
 use crate::cm::{Cause, CmError, ConnectError, Step};
 use crate::mr::{Gather, Piece};
 use crate::{Buffer, CompletionError, PostError, WcFlags, WcStatus};
@@ -96,10 +97,43 @@ pub struct Completion {
     pub list: Option<Gather>,
     /// Number of bytes received, read, or written by the peer with immediate.
     pub byte_len: u32,
+    /// The number that [`Work::user_data`](crate::Work::user_data) has set. 0 if none was set, and for receives.
+    pub user_data: u32,
     /// Time of completion in ticks of the device's clock, with
     /// [`EndpointBuilder::timestamps`](crate::EndpointBuilder::timestamps).
     pub timestamp: Option<u64>,
     pub(super) extra: Extra,
+}
+
+/// Work with one buffer that has succeeded. A message that was received has no immediate data.
+///
+/// [`Completion`] has further fields, and can be made from it: [`Completion::from`].
+#[derive(Debug)]
+#[non_exhaustive]
+#[must_use = "dropping completed work drops its buffer"]
+pub struct Succeeded {
+    /// Identifier that posting returned.
+    pub id: WorkId,
+    /// The operation.
+    pub operation: Operation,
+    /// The number that [`Work::user_data`](crate::Work::user_data) has set. 0 if none was set, and for receives.
+    pub user_data: u32,
+    /// The buffer, with what was received or read.
+    pub buffer: Buffer,
+}
+
+impl From<Succeeded> for Completion {
+    #[inline(always)]
+    fn from(work: Succeeded) -> Self {
+        let Succeeded { id, operation, user_data, buffer } = work;
+        // Reads and atomics fill the whole buffer, and a receive has set its length.
+        let byte_len = match operation {
+            Operation::Read | Operation::Atomic | Operation::Receive => buffer.len() as u32,
+            _ => 0,
+        };
+        let outcome = Outcome { byte_len, ..Outcome::DONE };
+        Completion { user_data, ..Completion::new(id.0, operation, Some(buffer), outcome) }
+    }
 }
 
 /// Immediate data or an invalidated key of a message.

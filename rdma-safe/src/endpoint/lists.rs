@@ -72,10 +72,11 @@ impl Batch<'_> {
         mut list: Gather,
         imm: Option<u32>,
         flags: SendFlags,
+        user_data: u32,
     ) -> Result<WorkId, Rejected> {
         self.sends.reserve_lists();
         match self.try_add_list(&verb, &mut list, imm, flags) {
-            Ok(()) => Ok(self.stage_list(list, &verb, flags)),
+            Ok(()) => Ok(self.stage_list(list, &verb, flags, user_data)),
             Err(error) => Err(Rejected { error, buffer: None, list: Some(list) }),
         }
     }
@@ -108,9 +109,9 @@ impl Batch<'_> {
     }
 
     /// Stages the work that was just added.
-    pub(super) fn stage_list(&mut self, list: Gather, verb: &Verb, flags: SendFlags) -> WorkId {
+    pub(super) fn stage_list(&mut self, list: Gather, verb: &Verb, flags: SendFlags, user_data: u32) -> WorkId {
         let signaled = self.is_signaled(flags);
-        let kind = Kind { operation: verb.operation(), signaled, silent: false };
+        let kind = Kind { operation: verb.operation(), signaled, silent: false, has_outcome: false, user_data };
         let sequence = self.sends.stage_list(list, kind);
         self.run = UnsignaledRun { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
         WorkId(sequence)
@@ -186,7 +187,7 @@ impl EndpointMut<'_> {
     /// # Errors
     /// Those of [`Endpoint::receive_list`](crate::Endpoint::receive_list).
     pub fn receive_list(&mut self, list: impl Into<Gather>) -> Result<WorkId, Rejected> {
-        self.poster.receive_list(list.into())
+        self.with_poster(|poster| poster.receive_list(list.into()))
     }
 
     /// Sends the bytes of several pieces of memory as one message: [`Endpoint::send_list`](crate::Endpoint::send_list).
@@ -194,7 +195,7 @@ impl EndpointMut<'_> {
     /// # Errors
     /// Those of [`Endpoint::send_list`](crate::Endpoint::send_list).
     pub fn send_list(&mut self, list: impl Into<Gather>) -> Result<WorkId, Rejected> {
-        self.poster.post(Work::send_list(list))
+        self.with_poster(|poster| poster.post(Work::send_list(list)))
     }
 
     /// Writes the bytes of several pieces of memory: [`Endpoint::write_list`](crate::Endpoint::write_list).
@@ -202,7 +203,7 @@ impl EndpointMut<'_> {
     /// # Errors
     /// Those of [`Endpoint::write_list`](crate::Endpoint::write_list).
     pub fn write_list(&mut self, list: impl Into<Gather>, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.poster.post(Work::write_list(list, remote))
+        self.with_poster(|poster| poster.post(Work::write_list(list, remote)))
     }
 
     /// Reads into several pieces of memory: [`Endpoint::read_list`](crate::Endpoint::read_list).
@@ -210,6 +211,6 @@ impl EndpointMut<'_> {
     /// # Errors
     /// Those of [`Endpoint::read_list`](crate::Endpoint::read_list).
     pub fn read_list(&mut self, list: impl Into<Gather>, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.poster.post(Work::read_list(list, remote))
+        self.with_poster(|poster| poster.post(Work::read_list(list, remote)))
     }
 }

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::post::Transfer;
-use super::{Batch, Endpoint, FailedWork, Rejected, Work, WorkId};
+use super::{Batch, Endpoint, FailedWork, Rejected, Transfer, Work, WorkId};
 use crate::explain::Explanation;
 use crate::interface::Interface;
 use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
@@ -67,7 +66,7 @@ impl<I: Interface> Endpoint<I> {
     /// Like [`post`](Self::post).
     #[inline(always)]
     pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
-        self.poster.post_buffer(Transfer::Send, buffer)
+        self.transfer(Transfer::Send, buffer, 0)
     }
 
     /// Sends bytes that are copied during posting: shorthand for [`Work::send_inline`].
@@ -87,7 +86,7 @@ impl<I: Interface> Endpoint<I> {
     /// Like [`post`](Self::post); [`PostError::RemoteTooShort`].
     #[inline(always)]
     pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.poster.post_buffer(Transfer::Write(remote), buffer)
+        self.transfer(Transfer::Write(remote), buffer, 0)
     }
 
     /// Reads from the start of `remote` into `buffer`: shorthand for [`Work::read`]. The length of `buffer` is the
@@ -97,7 +96,18 @@ impl<I: Interface> Endpoint<I> {
     /// Like [`post`](Self::post); [`PostError::RemoteTooShort`].
     #[inline(always)]
     pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.poster.post_buffer(Transfer::Read(remote), buffer)
+        self.transfer(Transfer::Read(remote), buffer, 0)
+    }
+
+    /// Sends, writes or reads one buffer. The completion returns `user_data`, as with [`Work::user_data`].
+    ///
+    /// It takes the fast path of [`send`](Self::send), which [`post`](Self::post) does not.
+    ///
+    /// # Errors
+    /// Like [`post`](Self::post); [`PostError::RemoteTooShort`].
+    #[inline(always)]
+    pub fn transfer(&mut self, transfer: Transfer, buffer: Buffer, user_data: u32) -> Result<WorkId, Rejected> {
+        self.poster.transfer(transfer, buffer, user_data)
     }
 
     /// Begins a batch of work to be posted with one doorbell.

@@ -46,14 +46,14 @@ pub use batch::Batch;
 pub use builder::EndpointBuilder;
 use completion::RECEIVE;
 
-pub use completion::{BatchError, Completion, FailedWork, Operation, Rejected, WorkId};
+pub use completion::{BatchError, Completion, FailedWork, Operation, Rejected, Succeeded, WorkId};
 pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, DatagramIdentity, DatagramSender, Peer};
 pub use keepalive::{ConnectionLost, KeepaliveError};
 pub use pool::ReceivePool;
 pub(crate) use set::Provisional;
-pub use set::{EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
+pub use set::{CompletionSink, EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
 pub use windows::{BoundWindow, RejectedWindow};
-pub use work::Work;
+pub use work::{Transfer, Work};
 
 /// A connection that is used without `unsafe`: a reliable one by default, see [`EndpointBuilder::qp_type`].
 ///

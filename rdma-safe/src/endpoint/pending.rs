@@ -31,6 +31,7 @@ pub(super) struct WorkParts<'a> {
     verb: Verb,
     imm: Option<u32>,
     flags: SendFlags,
+    user_data: u32,
     inline: &'a [u8],
 }
 
@@ -41,7 +42,7 @@ impl<'a> WorkParts<'a> {
             Data::Inline(bytes) => bytes,
             Data::Buffer(_) | Data::List(_) => &[],
         };
-        WorkParts { verb: work.verb, imm: work.imm, flags: work.flags, inline }
+        WorkParts { verb: work.verb, imm: work.imm, flags: work.flags, user_data: work.user_data, inline }
     }
 }
 
@@ -86,13 +87,13 @@ impl<I: Interface> Poster<I> {
         if !is_full || self.live.sends.pending() >= self.live.sends.max_pending().into() {
             return Err(rejected);
         }
-        let WorkParts { verb, imm, flags, inline } = parts;
+        let WorkParts { verb, imm, flags, user_data, inline } = parts;
         let data = match (rejected.buffer, rejected.list) {
             (Some(buffer), _) => Data::Buffer(buffer),
             (None, Some(list)) => Data::List(list),
             (None, None) => Data::Inline(inline),
         };
-        let mut work = Work { verb, data, imm, flags };
+        let mut work = Work { verb, data, imm, flags, user_data };
         // Reports errors of the work now rather than when it is posted.
         if let Err(error) = self.batch().and_then(|batch| batch.validate(&mut work)) {
             return Err(work.reject(error));
@@ -105,7 +106,7 @@ impl<I: Interface> Poster<I> {
         let asked = flags.contains(SendFlags::SIGNALED);
         let signaled = asked || run + 1 >= self.settings.max_unsignaled;
         let silent = !asked && matches!(work.data, Data::Inline(_));
-        let kind = Kind { operation: verb.operation(), signaled, silent };
+        let kind = Kind { operation: verb.operation(), signaled, silent, has_outcome: false, user_data };
         let mut flags = flags;
         flags.set(SendFlags::SIGNALED, signaled);
         let slot = self.pending.as_mut().and_then(|pending| pending.slot(sequence));

@@ -6,7 +6,7 @@ use super::builder::FIELDS;
 use super::completion::Extra;
 use super::gates::Gates;
 use super::keepalive::{Keepalive, PROBE};
-use super::ring::{Done, Ring};
+use super::ring::{Done, Kind, Ring};
 use super::wait::{self, Waitable};
 use super::{Armed, Completion, Endpoint, Live, Operation, Poster, RECEIVE, SlowResults, WorkId};
 use rdma_sys::ibv_wc;
@@ -283,7 +283,7 @@ impl<I: Interface> Poster<I> {
             Some(done) => done,
             None => self.live.receives.pop()?,
         };
-        let Done { sequence, buffer, mut list, operation, mut outcome } = done;
+        let Done { sequence, buffer, mut list, operation, user_data, mut outcome } = done;
         match (&mut list, operation) {
             _ if !outcome.is_success() => {}
             (None, Operation::Read | Operation::Atomic) => {
@@ -295,7 +295,7 @@ impl<I: Interface> Poster<I> {
             (Some(list), Operation::ReceiveWrite) => _ = list.set_received(0),
             _ => {}
         }
-        Some(Completion { list, ..Completion::new(sequence, operation, buffer, outcome) })
+        Some(Completion { list, user_data, ..Completion::new(sequence, operation, buffer, outcome) })
     }
 
     /// Stops posting: the provider no longer behaves as expected.
@@ -355,14 +355,16 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
     }
     let id = found.wr_id();
     if id == sends.oldest() {
-        let Some((buffer, operation)) = sends.take_oldest() else { return Err((current, f)) };
+        let Kind { operation, user_data, .. } = sends.oldest_kind();
+        let Some(buffer) = sends.take_oldest() else { return Err((current, f)) };
         drop(current);
         // Reads and atomics fill the whole buffer.
         let byte_len = match operation {
             Operation::Read | Operation::Atomic => buffer.len() as u32,
             _ => 0,
         };
-        return Ok(f(Completion::new(id, operation, Some(buffer), Outcome { byte_len, ..Outcome::DONE })));
+        let outcome = Outcome { byte_len, ..Outcome::DONE };
+        return Ok(f(Completion { user_data, ..Completion::new(id, operation, Some(buffer), outcome) }));
     }
     if id != receives.oldest() {
         return Err((current, f));
@@ -370,7 +372,7 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
     let flags = found.flags();
     // A write that consumes a receive carries immediate data, so receives without it need no check of their opcode.
     if !flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
-        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((current, f)) };
+        let Some(mut buffer) = receives.take_oldest() else { return Err((current, f)) };
         buffer.set_len_within(found.byte_len().unwrap_or(0));
         drop(current);
         let outcome = Outcome { byte_len: buffer.len() as u32, ..Outcome::DONE };
@@ -380,7 +382,7 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
         return Err((current, f));
     }
     if found.opcode() == WcOpcode::RECV {
-        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((current, f)) };
+        let Some(mut buffer) = receives.take_oldest() else { return Err((current, f)) };
         buffer.set_len_within(found.byte_len().unwrap_or(0));
         let extra = Extra { flags: WcFlags::WITH_IMM, number: found.imm_or_key() };
         drop(current);
@@ -390,7 +392,7 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
     if found.opcode() != WcOpcode::RECV_RDMA_WITH_IMM {
         return Err((current, f));
     }
-    let Some((mut buffer, _)) = receives.take_oldest() else { return Err((current, f)) };
+    let Some(mut buffer) = receives.take_oldest() else { return Err((current, f)) };
     buffer.set_len_within(0);
     let extra = Extra { flags: WcFlags::WITH_IMM, number: found.imm_or_key() };
     let outcome = Outcome { byte_len: found.byte_len().unwrap_or(0), extra, ..Outcome::DONE };
@@ -488,7 +490,7 @@ impl Completion {
     pub(super) fn new(sequence: u64, operation: Operation, buffer: Option<Buffer>, outcome: Outcome) -> Self {
         let Outcome { status, vendor_error, byte_len, extra, timestamp, .. } = outcome;
         let id = WorkId(sequence);
-        Completion { id, operation, status, vendor_error, buffer, list: None, byte_len, timestamp, extra }
+        Completion { id, operation, status, vendor_error, buffer, list: None, byte_len, user_data: 0, timestamp, extra }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Taking several completions with one poll.
 
-use super::poll::{CurrentCompletion, EndpointCompletion, Outcome, SlowPoll};
-use super::ring::Ring;
-use super::{Completion, Endpoint, Live, Operation};
+use super::poll::{CurrentCompletion, EndpointCompletion, SlowPoll};
+use super::ring::{Kind, Ring};
+use super::{Completion, Endpoint, Live, Operation, Succeeded, WorkId};
 use crate::interface::Interface;
 use crate::{Buffer, PollError, WcFlags, WcStatus, WorkCompletion};
 
@@ -78,30 +78,35 @@ impl<I: Interface> Endpoint<I> {
 /// `None` for any other completion, with nothing changed. There is one result for sends and receives, so that the caller can use it
 /// in one place.
 #[inline(always)]
-pub(super) fn take_plain(
-    sends: &mut Ring<Buffer>,
-    receives: &mut Ring<Buffer>,
-    found: &WorkCompletion<'_>,
-) -> Option<Completion> {
+fn take_plain(sends: &mut Ring<Buffer>, receives: &mut Ring<Buffer>, found: &WorkCompletion<'_>) -> Option<Completion> {
+    if found.wr_id() == sends.oldest() {
+        return take_sent(sends, found).map(Into::into);
+    }
+    take_received(receives, found).map(Into::into)
+}
+
+/// The part of [`take_plain`] for sends: the completion names the oldest one.
+#[inline(always)]
+pub(super) fn take_sent(sends: &mut Ring<Buffer>, found: &WorkCompletion<'_>) -> Option<Succeeded> {
     if found.status() != WcStatus::SUCCESS {
         return None;
     }
+    let Kind { operation, user_data, .. } = sends.oldest_kind();
+    let buffer = sends.take_oldest()?;
+    Some(Succeeded { id: WorkId(found.wr_id()), operation, user_data, buffer })
+}
+
+/// The part of [`take_plain`] for receives.
+#[inline(always)]
+pub(super) fn take_received(receives: &mut Ring<Buffer>, found: &WorkCompletion<'_>) -> Option<Succeeded> {
     let id = found.wr_id();
-    let (buffer, operation, byte_len) = if id == sends.oldest() {
-        let (buffer, operation) = sends.take_oldest()?;
-        let byte_len = match operation {
-            Operation::Read | Operation::Atomic => buffer.len() as u32,
-            _ => 0,
-        };
-        (buffer, operation, byte_len)
-    } else {
-        if id != receives.oldest() || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
-            return None;
-        }
-        let (mut buffer, _) = receives.take_oldest()?;
-        buffer.set_len_within(found.byte_len().unwrap_or(0));
-        let byte_len = buffer.len() as u32;
-        (buffer, Operation::Receive, byte_len)
-    };
-    Some(Completion::new(id, operation, Some(buffer), Outcome { byte_len, ..Outcome::DONE }))
+    if id != receives.oldest()
+        || found.status() != WcStatus::SUCCESS
+        || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV)
+    {
+        return None;
+    }
+    let mut buffer = receives.take_oldest()?;
+    buffer.set_len_within(found.byte_len().unwrap_or(0));
+    Some(Succeeded { id: WorkId(id), operation: Operation::Receive, user_data: 0, buffer })
 }

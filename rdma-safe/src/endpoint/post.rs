@@ -3,11 +3,11 @@
 use super::gates::Gates;
 use super::pending::WorkParts;
 use super::ring::Kind;
-use super::work::Verb;
+use super::work::{Transfer, Verb};
 use super::{Batch, Peer, Poster, Rejected, Work, WorkId};
 use crate::interface::Interface;
 use crate::post::{BufferPayload, SendOps};
-use crate::{Buffer, PostError, RemoteMemory, WorkRequest};
+use crate::{Buffer, PostError, WorkRequest};
 
 impl<I: Interface> Poster<I> {
     /// These functions implement those of [`Endpoint`](crate::Endpoint) with the same names.
@@ -108,14 +108,15 @@ impl<I: Interface> Poster<I> {
 
     /// Posts signaled work: on the fast path if its gate is open for `buffer` and there is room.
     #[inline(always)]
-    pub(super) fn post_buffer(&mut self, transfer: Transfer, buffer: Buffer) -> Result<WorkId, Rejected> {
+    pub(super) fn transfer(&mut self, transfer: Transfer, buffer: Buffer, user_data: u32) -> Result<WorkId, Rejected> {
         let is_open = buffer.gate() == transfer.gate(&self.gates);
         if !is_open || self.live.sends.is_full() || buffer.len() as u64 > transfer.room() {
             // Passes the verb, because passing `transfer` would force it into memory in every branch.
-            let id = self.post_slowly(transfer.verb(), buffer);
+            let id = self.post_slowly(transfer.verb(), buffer, user_data);
             return self.slow_post_result(id);
         }
-        let (id, kind) = (self.live.sends.next_sequence(), Kind::signaled(transfer.verb().operation()));
+        let kind = Kind::signaled(transfer.verb().operation()).with_user_data(user_data);
+        let id = self.live.sends.next_sequence();
         let (wr, short) = (WorkRequest::new(id).signaled(), BufferPayload(&buffer));
         // SAFETY: an open gate implies that the state allows sends, that the operation is enabled and that no batch is
         // open. `Endpoint::with_interface` has checked the interface. The batch is completed or dropped below.
@@ -143,11 +144,11 @@ impl<I: Interface> Poster<I> {
         }
     }
 
-    /// The slow path of [`Poster::post_buffer`], which finds out why the gate is shut and handles it.
+    /// The slow path of [`Poster::transfer`], which finds out why the gate is shut and handles it.
     #[cold]
     #[inline(never)]
-    fn post_slowly(&mut self, verb: Verb, buffer: Buffer) -> u64 {
-        match self.post(Work::of_buffer(verb, buffer)) {
+    fn post_slowly(&mut self, verb: Verb, buffer: Buffer, user_data: u32) -> u64 {
+        match self.post(Work::of_buffer(verb, buffer).user_data(user_data)) {
             Ok(id) => id.0,
             Err(error) => {
                 self.slow.rejected = Some(error);
@@ -216,16 +217,6 @@ impl<I: Interface> Poster<I> {
     pub(super) fn batch(&mut self) -> Result<Batch<'_>, PostError> {
         Batch::new(self)
     }
-}
-
-/// Work of the fast path: how the bytes of a buffer are transferred.
-///
-/// Callers pass a literal, and everything down to the provider is inlined, so that the compiler knows the variant.
-#[derive(Clone, Copy)]
-pub(super) enum Transfer {
-    Send,
-    Write(RemoteMemory),
-    Read(RemoteMemory),
 }
 
 impl Transfer {

@@ -49,11 +49,12 @@ pub(super) struct Slot<B> {
     next: NonNull<Slot<B>>,
     pub(super) buffer: Option<B>,
     pub(super) kind: Kind,
-    /// Whether `outcome` belongs to this entry.
-    has_outcome: bool,
     outcome: Outcome,
 }
 
+/// What the ring knows of an entry, besides its memory and its outcome.
+// The first four fields have one byte each, so the compiler writes constants of them with one store.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) operation: Operation,
@@ -61,6 +62,9 @@ pub(super) struct Kind {
     pub(super) signaled: bool,
     /// Whether the work is handed out only if it fails: it has no buffer, and no completion was requested.
     pub(super) silent: bool,
+    /// Whether the outcome in the slot belongs to this entry. False when the entry is added.
+    pub(super) has_outcome: bool,
+    pub(super) user_data: u32,
 }
 
 /// An entry that is handed out.
@@ -70,13 +74,19 @@ pub(super) struct Done<B> {
     pub(super) buffer: Option<B>,
     pub(super) list: Option<Gather>,
     pub(super) operation: Operation,
+    pub(super) user_data: u32,
     pub(super) outcome: Outcome,
 }
 
 impl Kind {
     #[inline(always)]
     pub(super) const fn signaled(operation: Operation) -> Self {
-        Kind { operation, signaled: true, silent: false }
+        Kind { operation, signaled: true, silent: false, has_outcome: false, user_data: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) const fn with_user_data(self, user_data: u32) -> Self {
+        Kind { user_data, ..self }
     }
 }
 
@@ -225,12 +235,13 @@ impl<B> Ring<B> {
         let slot = unsafe { self.tail_slot.as_mut() };
         // There is no old buffer, so there is nothing to drop.
         std::mem::forget(std::mem::replace(&mut slot.buffer, buffer));
-        (slot.kind, slot.has_outcome) = (kind, false);
+        slot.kind = kind;
         self.tail_slot = slot.next;
         self.tail += 1;
     }
 
-    /// Like [`Ring::push`], in a ring whose entries all have the kind that it was created with.
+    /// Like [`Ring::push`], in a ring whose entries all have the kind that it was created with. `has_outcome` is false
+    /// again when an entry is handed out.
     #[inline(always)]
     pub(super) fn push_same_kind(&mut self, buffer: B) {
         // SAFETY: it points to one of the slots, and no reference to it exists.
@@ -321,20 +332,26 @@ impl<B> Ring<B> {
         while self.pop_staged().is_some() {}
     }
 
+    /// The kind of the oldest entry in flight. Without meaning if there is none.
+    #[inline(always)]
+    pub(super) fn oldest_kind(&self) -> Kind {
+        // SAFETY: it points to one of the slots, and no exclusive reference to it exists.
+        unsafe { self.done_slot.as_ref() }.kind
+    }
+
     /// Hands out the oldest entry in flight, which has completed.
     ///
     /// `None` if it has no buffer or does not exist. All earlier completed entries must have been handed out, and
     /// nothing may be staged.
     #[inline(always)]
-    pub(super) fn take_oldest(&mut self) -> Option<(B, Operation)> {
+    pub(super) fn take_oldest(&mut self) -> Option<B> {
         // SAFETY: it points to one of the slots, and no reference to it exists.
         let slot = unsafe { self.done_slot.as_mut() };
         let buffer = slot.buffer.take()?;
-        let operation = slot.kind.operation;
         self.done_slot = slot.next;
         self.done += 1;
         self.limit += 1;
-        Some((buffer, operation))
+        Some(buffer)
     }
 
     /// Completes all entries up to `sequence`, the last of them with `outcome`.
@@ -389,15 +406,15 @@ impl<B> Ring<B> {
     pub(super) fn pop(&mut self) -> Option<Done<B>> {
         while self.has_completed() {
             let sequence = self.head();
-            let Slot { buffer, kind, has_outcome, outcome, .. } = self.slot(sequence);
+            let Slot { buffer, kind, outcome, .. } = self.slot(sequence);
             // Without a recorded outcome, a later completion released the entry, which implies that it succeeded.
-            let outcome = if std::mem::take(has_outcome) { *outcome } else { Outcome::DONE };
+            let outcome = if std::mem::take(&mut kind.has_outcome) { *outcome } else { Outcome::DONE };
             let (buffer, operation) = (buffer.take(), outcome.operation.unwrap_or(kind.operation));
-            let passed = kind.silent && outcome.is_success();
+            let (user_data, passed) = (kind.user_data, kind.silent && outcome.is_success());
             self.limit += 1;
             if !passed {
                 let list = self.take_list(sequence);
-                return Some(Done { sequence, buffer, list, operation, outcome });
+                return Some(Done { sequence, buffer, list, operation, user_data, outcome });
             }
         }
         None
@@ -484,11 +501,11 @@ impl<B> Drop for Ring<B> {
 
 impl<B> Slot<B> {
     fn empty(kind: Kind) -> Self {
-        Slot { next: NonNull::dangling(), buffer: None, kind, has_outcome: false, outcome: Outcome::DONE }
+        Slot { next: NonNull::dangling(), buffer: None, kind, outcome: Outcome::DONE }
     }
 
     fn set_outcome(&mut self, outcome: Outcome) {
-        (self.has_outcome, self.outcome) = (true, outcome);
+        (self.kind.has_outcome, self.outcome) = (true, outcome);
     }
 }
 

@@ -334,7 +334,7 @@ impl EndpointMut<'_> {
     /// # Errors
     /// Those of [`Endpoint::bind_window`](crate::Endpoint::bind_window).
     pub fn bind_window(&mut self, info: BindInfo<'_>) -> Result<BoundWindow> {
-        self.poster.bind_window(info)
+        self.with_poster(|poster| poster.bind_window(info))
     }
 
     /// Posts work that ends the access of the peer through a window:
@@ -343,7 +343,7 @@ impl EndpointMut<'_> {
     /// # Errors
     /// Those of [`Endpoint::invalidate_window`](crate::Endpoint::invalidate_window).
     pub fn invalidate_window(&mut self, window: BoundWindow) -> Result<WorkId, RejectedWindow> {
-        self.poster.invalidate_window(window)
+        self.with_poster(|poster| poster.invalidate_window(window))
     }
 
     /// Whether this endpoint has bound the window:

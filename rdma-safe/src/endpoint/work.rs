@@ -24,6 +24,21 @@ pub struct Work<'a> {
     pub(super) data: Data<'a>,
     pub(super) imm: Option<u32>,
     pub(super) flags: SendFlags,
+    pub(super) user_data: u32,
+}
+
+/// A send, write or read of one buffer, for [`Endpoint::transfer`](crate::Endpoint::transfer).
+///
+/// Pass a literal. Everything down to the provider is inlined, so the compiler then removes the branches of the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Transfer {
+    /// [`Endpoint::send`](crate::Endpoint::send).
+    Send,
+    /// [`Endpoint::write`](crate::Endpoint::write).
+    Write(RemoteMemory),
+    /// [`Endpoint::read`](crate::Endpoint::read).
+    Read(RemoteMemory),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +61,7 @@ pub(super) enum Data<'a> {
 impl<'a> Work<'a> {
     #[inline(always)]
     fn new(verb: Verb, data: Data<'a>) -> Self {
-        Work { verb, data, imm: None, flags: SendFlags::SIGNALED }
+        Work { verb, data, imm: None, flags: SendFlags::SIGNALED, user_data: 0 }
     }
 
     /// Sends the bytes of `buffer` up to its length.
@@ -154,6 +169,15 @@ impl<'a> Work<'a> {
     #[inline(always)]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
+        self
+    }
+
+    /// Sets a number that the completion returns in [`Completion::user_data`](crate::Completion::user_data). The default is 0.
+    ///
+    /// With it, a program finds its own data of the work without a table of [`WorkId`](crate::endpoint::WorkId)s.
+    #[inline(always)]
+    pub fn user_data(mut self, user_data: u32) -> Self {
+        self.user_data = user_data;
         self
     }
 

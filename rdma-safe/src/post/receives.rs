@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -84,6 +85,8 @@ pub(crate) struct RecvChain<Q: ReceiveQueue> {
 struct Single {
     wr: ibv_recv_wr,
     sge: ibv_sge,
+    /// Where the provider reports the work request that it refuses. Null between calls, so that no call need clear it.
+    bad: *mut ibv_recv_wr,
 }
 
 // SAFETY: the C objects may be used from any thread (see `Context`); nothing else refers to the work requests.
@@ -136,7 +139,8 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
         unsafe {
             let single = block.cast::<Single>();
             let sge = &raw mut (*single.as_ptr()).sge;
-            single.write(Single { wr: ibv_recv_wr { num_sge: 1, sg_list: sge, ..empty }, sge: Sge::EMPTY.to_raw() });
+            let wr = ibv_recv_wr { num_sge: 1, sg_list: sge, ..empty };
+            single.write(Single { wr, sge: Sge::EMPTY.to_raw(), bad: null_mut() });
             let (wrs, sges) = (single.add(1).cast::<ibv_recv_wr>(), block.add(sges_at).cast::<ibv_sge>());
             for index in 0..max_batch as usize {
                 let (wr, first) = (wrs.add(index), sges.add(index * stride));
@@ -165,7 +169,7 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
         unsafe {
             (*single).wr.wr_id = wr_id;
             (*single).sge = sge.to_raw();
-            self.post(&raw mut (*single).wr, 1)
+            self.post(&raw mut (*single).wr, 1, &mut (*single).bad)
         }
     }
 
@@ -188,15 +192,17 @@ impl<Q: ReceiveQueue> RecvChain<Q> {
 
     /// # Safety
     ///
-    /// `first` must be a chain of `len` adjacent work requests with valid elements. The caller keeps the contract of
-    /// [`RecvBatch`] for the memory.
+    /// `first` must be a chain of `len` adjacent work requests with valid elements. `bad` must be null, and is null afterwards. The
+    /// caller keeps the contract of [`RecvBatch`] for the memory.
     #[inline(always)]
-    unsafe fn post(&self, first: *mut ibv_recv_wr, len: u32) -> Result<(), PostError> {
-        let mut bad = null_mut();
+    unsafe fn post(&self, first: *mut ibv_recv_wr, len: u32, bad: &mut *mut ibv_recv_wr) -> Result<(), PostError> {
         // SAFETY: the caller of `new` vouches for the queue; the rest is the caller's contract.
-        match unsafe { Q::post(self.raw, first, &mut bad) } {
+        match unsafe { Q::post(self.raw, first, bad) } {
             0 => Ok(()),
-            errno => Err(PostError::from_provider(errno, position(first, bad, len))),
+            errno => {
+                let bad = mem::replace(bad, null_mut());
+                Err(PostError::from_provider(errno, position(first, bad, len)))
+            }
         }
     }
 }
@@ -320,7 +326,7 @@ impl<Q: ReceiveQueue> RecvBatch<'_, Q> {
             let first = chain.wrs();
             let last = first.add(self.count as usize - 1);
             (*last).next = null_mut();
-            let result = chain.post(first, self.count);
+            let result = chain.post(first, self.count, &mut null_mut());
             (*last).next = last.add(1);
             result
         }

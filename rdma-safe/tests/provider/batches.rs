@@ -1,7 +1,9 @@
 //! Batches that are dropped, empty or forgotten post nothing.
 
 use rdma_safe::endpoint::Armed;
-use rdma_safe::{Buffer, Inline, PostError, ProtectionDomain, WcOpcode, WcStatus, Work, WorkRequest};
+use rdma_safe::{
+    Buffer, EndpointKey, EndpointSet, Inline, PostError, ProtectionDomain, WcOpcode, WcStatus, Work, WorkRequest,
+};
 
 use crate::fake::Fake;
 use crate::support::{
@@ -269,6 +271,51 @@ fn a_forgotten_batch_of_an_endpoint_ends_before_a_receive_is_posted() {
             assert_eq!(fake.take_violations(), [""; 0]);
             assert_eq!(fake.live().mrs, before + 1, "the forgotten work is dropped, too");
             assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);
+        }
+    });
+}
+
+/// Each call of a set ends it, also if the batch belongs to another endpoint than the call.
+#[test]
+fn a_forgotten_batch_of_an_endpoint_in_a_set_ends_with_the_next_call() {
+    let calls: [fn(&mut EndpointSet, [EndpointKey; 2], &ProtectionDomain); 7] = [
+        |set, _, _| assert!(set.poll().unwrap().is_none()),
+        |set, _, _| assert_eq!(set.poll_each(4, |_, _| ()).unwrap(), 0),
+        |set, _, _| assert_eq!(set.arm().unwrap(), Armed::Wait),
+        |set, [_, other], _| assert!(set.endpoint(other).is_some()),
+        |set, [own, _], pd| _ = set.endpoint(own).unwrap().receive(filled(pd, b"inbox")).unwrap(),
+        |set, [own, _], pd| _ = set.endpoint(own).unwrap().send(filled(pd, b"sent")).unwrap(),
+        |set, [own, _], _| assert_eq!(set.remove(own).unwrap().len(), 0),
+    ];
+    on_each_interface(|fake, interfaces| {
+        for (number, call) in calls.into_iter().enumerate() {
+            let pd = fake.pd();
+            let set = EndpointSet::builder(pd.context(), 64).classic_poll(!interfaces.extended_cq).events(true);
+            let mut set = set.build().unwrap();
+            let mut peers = Vec::new();
+            let keys = [(); 2].map(|()| {
+                let key = builder(&pd, interfaces).build_in(&mut set).unwrap();
+                let mut peer = builder(&pd, interfaces).build().unwrap();
+                let mut endpoint = set.endpoint(key).unwrap();
+                endpoint.connect(&peer.address()).unwrap();
+                peer.connect(&endpoint.address()).unwrap();
+                peer.receive(filled(&pd, b"inbox")).unwrap();
+                peers.push(peer);
+                key
+            });
+            let before = fake.live().mrs;
+            let mut endpoint = set.endpoint(keys[0]).unwrap();
+            let mut batch = endpoint.batch().unwrap();
+            batch.add(Work::send(filled(&pd, b"never sent"))).unwrap();
+            std::mem::forget(batch);
+            call(&mut set, keys, &pd);
+            let added = usize::from([4, 5].contains(&number));
+            assert_eq!(fake.live().mrs, before + added, "call {number}: the forgotten work is dropped");
+            assert_eq!(fake.take_violations(), [""; 0], "call {number}");
+            // The set works as before.
+            let mut other = set.endpoint(keys[1]).unwrap();
+            other.send(filled(&pd, b"hello")).unwrap();
+            assert_eq!(&done(&mut peers[1]).buffer.unwrap()[..], b"hello");
         }
     });
 }

@@ -48,6 +48,7 @@ mod tag_matching;
 mod threads;
 mod unreliable;
 mod unreliable_endpoint;
+mod user_data;
 mod work_queues;
 mod xrc;
 mod xsrq_pingpong;

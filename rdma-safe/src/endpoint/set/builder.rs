@@ -97,11 +97,12 @@ impl EndpointSetBuilder {
         Ok(EndpointSet {
             members,
             room: Room::new(self.completions, cq.capacity()),
-            lent: None,
+            unchecked: None,
             schedule: Schedule::new(),
             fields: cq.fields(),
             timestamps: self.timestamps,
             records_all: self.timestamps,
+            takes_several: cq.takes_several() && !self.timestamps,
             dropped: Arc::default(),
             has_provisional: false,
             events: Some(0),

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::super::post::Transfer;
-use super::super::{Batch, FailedWork, Peer, Poster, Rejected, Work, WorkId};
+use super::super::{Batch, FailedWork, Peer, Poster, Rejected, Transfer, Work, WorkId};
 use crate::explain::Explanation;
 use crate::qp::{QueuePairAttributes, QueuePairState};
 use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
@@ -12,15 +11,28 @@ use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, Queu
 /// An endpoint of an [`EndpointSet`](crate::EndpointSet), lent for connecting and posting.
 ///
 /// It has the methods of an [`Endpoint`](crate::Endpoint) except polling, which the set does. An endpoint for datagrams has
-/// [`send_to`](Self::send_to) instead of `send`.
+/// [`send_to`](Self::send_to) instead of `send` and `transfer`.
 pub struct EndpointMut<'s> {
     pub(in crate::endpoint) poster: &'s mut Poster,
+    pub(super) index: u32,
+    /// The set's note of an endpoint to check.
+    pub(super) unchecked: &'s mut Option<u32>,
 }
 
 impl EndpointMut<'_> {
+    /// Calls `f`. If the gate for polls is then shut, there may be work to hand out, and the set checks the endpoint.
+    #[inline(always)]
+    pub(in crate::endpoint) fn with_poster<R>(&mut self, f: impl FnOnce(&mut Poster) -> R) -> R {
+        let result = f(self.poster);
+        if !self.poster.gates.poll {
+            *self.unchecked = Some(self.index);
+        }
+        result
+    }
+
     /// Modifies the queue pair, as a connection manager requires.
     pub(crate) fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
-        self.poster.advance(attributes)
+        self.with_poster(|poster| poster.advance(attributes))
     }
 
     /// Moves the queue pair to the error state: its work is flushed, and its peer can use neither receives nor memory.
@@ -69,7 +81,7 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::connect_with`](crate::Endpoint::connect_with).
     #[inline]
     pub fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
-        self.poster.connect_with(remote, options)
+        self.with_poster(|poster| poster.connect_with(remote, options))
     }
 
     /// Posts a receive; the next message of the peer goes into `buffer`:
@@ -79,7 +91,7 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::receive`](crate::Endpoint::receive).
     #[inline(always)]
     pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
-        self.poster.receive(buffer)
+        self.with_poster(|poster| poster.receive(buffer))
     }
 
     /// Posts one piece of work: [`Endpoint::post`](crate::Endpoint::post).
@@ -88,7 +100,16 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::post`](crate::Endpoint::post).
     #[inline]
     pub fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
-        self.poster.post(work)
+        self.with_poster(|poster| poster.post(work))
+    }
+
+    /// Sends, writes or reads a buffer: [`Endpoint::transfer`](crate::Endpoint::transfer).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::transfer`](crate::Endpoint::transfer).
+    #[inline(always)]
+    pub fn transfer(&mut self, transfer: Transfer, buffer: Buffer, user_data: u32) -> Result<WorkId, Rejected> {
+        self.with_poster(|poster| poster.transfer(transfer, buffer, user_data))
     }
 
     /// Sends the bytes of `buffer` up to its length: [`Endpoint::send`](crate::Endpoint::send).
@@ -97,7 +118,7 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::send`](crate::Endpoint::send).
     #[inline(always)]
     pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
-        self.poster.post_buffer(Transfer::Send, buffer)
+        self.transfer(Transfer::Send, buffer, 0)
     }
 
     /// Sends bytes that are copied during posting: [`Endpoint::send_inline`](crate::Endpoint::send_inline).
@@ -106,7 +127,7 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::send_inline`](crate::Endpoint::send_inline).
     #[inline]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
-        self.poster.send_inline(bytes)
+        self.with_poster(|poster| poster.send_inline(bytes))
     }
 
     /// Writes the bytes of `buffer` up to its length to the start of `remote`:
@@ -116,7 +137,7 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::write`](crate::Endpoint::write).
     #[inline(always)]
     pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.poster.post_buffer(Transfer::Write(remote), buffer)
+        self.transfer(Transfer::Write(remote), buffer, 0)
     }
 
     /// Reads from the start of `remote` into `buffer`: [`Endpoint::read`](crate::Endpoint::read).
@@ -125,7 +146,7 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::read`](crate::Endpoint::read).
     #[inline(always)]
     pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.poster.post_buffer(Transfer::Read(remote), buffer)
+        self.transfer(Transfer::Read(remote), buffer, 0)
     }
 
     /// Sends the bytes of `buffer` as a datagram: [`DatagramEndpoint::send`](crate::DatagramEndpoint::send).
@@ -143,7 +164,7 @@ impl EndpointMut<'_> {
     /// Those of [`DatagramEndpoint::post`](crate::DatagramEndpoint::post); [`PostError::NotDatagram`] for a connection.
     #[inline]
     pub fn post_to(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
-        self.poster.post_to(work, peer)
+        self.with_poster(|poster| poster.post_to(work, peer))
     }
 
     /// Begins a batch of work to be posted with one doorbell: [`Endpoint::batch`](crate::Endpoint::batch).
@@ -152,6 +173,8 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::batch`](crate::Endpoint::batch).
     #[inline]
     pub fn batch(&mut self) -> Result<Batch<'_>, PostError> {
+        // The user may forget it.
+        *self.unchecked = Some(self.index);
         self.poster.batch()
     }
 

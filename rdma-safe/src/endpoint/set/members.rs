@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::EndpointKey;
 use super::backlog::{Backlog, Backlogs};
 use super::leftovers::Leftovers;
 use super::qp_numbers::{Owner, QpNumbers};
+use super::{CompletionSink, EndpointKey};
 use crate::endpoint::completion::{Completion, Operation};
 use crate::endpoint::datagram::DatagramSender;
 use crate::endpoint::keepalive::{Check, Keepalive};
 use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
-use crate::endpoint::poll_each::take_plain;
+use crate::endpoint::poll_each::{take_received, take_sent};
 use crate::endpoint::{Live, Poster};
 use crate::qp::QpId;
 use crate::srq::Slab;
@@ -181,7 +181,6 @@ impl Members {
     }
 
     /// Ends a batch that the user of an endpoint has forgotten.
-    #[inline(always)]
     pub(super) fn end_forgotten_batch(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let Some(poster) = slot.poster.as_deref_mut() else { return };
@@ -208,16 +207,25 @@ impl Members {
         self.ready.is_empty() && self.deferred.is_empty()
     }
 
-    /// The fast path of a poll of several, for endpoints without a pool: [`take_plain`].
+    /// The fast path of a poll of several, for endpoints without a pool: [`take_sent`] and [`take_received`].
+    ///
+    /// Returns whether it has taken the completion.
     #[inline(always)]
-    pub(super) fn take_plain(&mut self, found: &WorkCompletion<'_>) -> Option<(EndpointKey, Completion)> {
-        let index = self.by_qp_num.slot(found.qp_num()?)?;
-        let Slot { poster: Some(poster), id, .. } = self.slots.get_mut(index as usize)? else { return None };
-        if !poster.gates.poll || poster.live.pool.is_some() {
-            return None;
+    pub(super) fn take_plain(&mut self, found: &WorkCompletion<'_>, sink: &mut impl CompletionSink) -> bool {
+        let Some(index) = found.qp_num().and_then(|number| self.by_qp_num.slot(number)) else { return false };
+        let Some(Slot { poster: Some(poster), id, .. }) = self.slots.get_mut(index as usize) else { return false };
+        if !poster.gates.plain {
+            return false;
         }
         let Live { sends, receives, .. } = &mut poster.live;
-        Some((EndpointKey { index, id: *id }, take_plain(sends, receives, found)?))
+        if found.wr_id() == sends.oldest() {
+            let Some(sent) = take_sent(sends, found) else { return false };
+            sink.sent(EndpointKey { index, id: *id }, sent);
+            return true;
+        }
+        let Some(received) = take_received(receives, found) else { return false };
+        sink.received(EndpointKey { index, id: *id }, received);
+        true
     }
 
     /// The fast path: the oldest work of its ring or a receive of a pool has succeeded.
@@ -284,7 +292,7 @@ impl Members {
             }
         }
         if poster.has_completed() {
-            poster.gates.poll = false;
+            poster.gates.shut_polls();
             if !std::mem::replace(&mut slot.is_ready, true) {
                 self.ready.push_back(index);
             }

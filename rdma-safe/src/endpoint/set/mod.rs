@@ -10,6 +10,7 @@ mod provisional;
 mod qp_numbers;
 mod room;
 mod schedule;
+mod sink;
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use provisional::Dropped;
 pub(crate) use provisional::Provisional;
 use room::Room;
 use schedule::Schedule;
+pub use sink::CompletionSink;
 
 /// Any number of connections that share one completion queue: one poll, one event and one thread for all.
 ///
@@ -109,13 +111,15 @@ pub struct EndpointSet {
     // Dropped before the queue, to which they complete.
     members: Members,
     room: Room,
-    /// The endpoint that was lent last, whose user may have forgotten a batch. `None` once that was checked.
-    lent: Option<u32>,
+    /// The endpoint that was used last, if it may have a forgotten batch or work to hand out. `None` once that was checked.
+    unchecked: Option<u32>,
     schedule: Schedule,
     fields: WcFields,
     timestamps: bool,
     /// Whether completions are recorded at their endpoints before they are handed out, for timestamps or for turns.
     records_all: bool,
+    /// Whether one poll can take several completions: the provider allows it, and no completion must be recorded first.
+    takes_several: bool,
     /// Members to remove with the next call.
     dropped: Arc<Dropped>,
     /// Whether there may be provisional members, so that `dropped` has to be read.
@@ -178,6 +182,7 @@ impl EndpointSet {
         let key = self.members.insert(poster);
         self.members.reserve(self.room.shared());
         self.records_all |= self.members.takes_turns();
+        self.takes_several &= !self.records_all;
         if let Some((within, interval)) = checks {
             self.schedule.add(key, within, interval);
         }
@@ -189,12 +194,11 @@ impl EndpointSet {
     #[inline(always)]
     pub fn endpoint(&mut self, key: EndpointKey) -> Option<EndpointMut<'_>> {
         self.settle_provisional();
-        if self.lent != Some(key.index) {
-            self.end_forgotten_batch();
+        if self.unchecked.is_some() {
+            self.check_other(key.index);
         }
-        let poster = self.members.find(key)?;
-        self.lent = Some(key.index);
-        Some(EndpointMut { poster })
+        let EndpointSet { members, unchecked, .. } = self;
+        Some(EndpointMut { poster: members.find(key)?, index: key.index, unchecked })
     }
 
     /// Removes provisional members that were dropped.
@@ -205,12 +209,28 @@ impl EndpointSet {
         }
     }
 
-    /// Ends a forgotten batch of the endpoint that was lent last. Some providers lock both queues while a batch is
-    /// open.
+    /// Ends a forgotten batch of the endpoint that was used last. Some providers lock both queues while a batch is open.
     #[inline(always)]
     fn end_forgotten_batch(&mut self) {
-        if let Some(index) = self.lent.take() {
+        if self.unchecked.is_some() {
+            self.check_endpoint();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_endpoint(&mut self) {
+        if let Some(index) = self.unchecked.take() {
             self.members.end_forgotten_batch(index);
+        }
+    }
+
+    /// Checks the endpoint that was used last, unless it is this one.
+    #[cold]
+    #[inline(never)]
+    fn check_other(&mut self, index: u32) {
+        if self.unchecked != Some(index) {
+            self.check_endpoint();
         }
     }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::builder::SET_FIELDS;
+use super::sink::{CompletionSink, Each};
 use super::{EndpointKey, EndpointSet};
 use crate::cq::OpenPoll;
 use crate::endpoint::Armed;
@@ -34,7 +35,7 @@ impl EndpointSet {
             return self.poll_slowly();
         }
         if self.cq.is_extended() {
-            // SAFETY: the queue is extended. It is polled only here, in `poll_each` and in `poll_queue`, and each of these polls is
+            // SAFETY: the queue is extended. It is polled only here, in `poll_into` and in `poll_queue`, and each of these polls is
             // ended. Only queue pairs of this set complete to it, and none of them is modified or destroyed here.
             let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(None) };
             return match self.members.take_fast(SetCompletion(open)) {
@@ -73,51 +74,120 @@ impl EndpointSet {
     pub fn poll_each_from(
         &mut self,
         max: usize,
-        mut f: impl FnMut(EndpointKey, Completion, Option<DatagramSender>),
+        f: impl FnMut(EndpointKey, Completion, Option<DatagramSender>),
     ) -> Result<usize, PollError> {
+        self.poll_into(max, Each(f))
+    }
+
+    /// Takes completed work, at most `max` pieces, and passes each to the sink. Never waits. Returns their number.
+    ///
+    /// This is the cheapest way to take work. Most of it arrives as [`Succeeded`](crate::endpoint::Succeeded), which is
+    /// smaller than a [`Completion`].
+    ///
+    /// ```no_run
+    /// use rdma_safe::endpoint::{CompletionSink, DatagramSender, Succeeded};
+    /// use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet};
+    ///
+    /// #[derive(Default)]
+    /// struct Inbox {
+    ///     requests: Vec<(EndpointKey, Buffer)>,
+    ///     others: Vec<(EndpointKey, Completion)>,
+    /// }
+    ///
+    /// impl CompletionSink for Inbox {
+    ///     fn received(&mut self, key: EndpointKey, work: Succeeded) {
+    ///         self.requests.push((key, work.buffer));
+    ///     }
+    ///
+    ///     fn completed(&mut self, key: EndpointKey, completion: Completion, _: Option<DatagramSender>) {
+    ///         self.others.push((key, completion));
+    ///     }
+    /// }
+    ///
+    /// # fn example(clients: &mut EndpointSet) -> Result<(), rdma_safe::PollError> {
+    /// let mut inbox = Inbox::default();
+    /// let taken = clients.poll_into(32, &mut inbox)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Like [`EndpointSet::poll`]. Work that was taken before the error has been passed to the sink.
+    #[inline(always)]
+    pub fn poll_into(&mut self, max: usize, mut sink: impl CompletionSink) -> Result<usize, PollError> {
         self.settle_provisional();
         self.end_forgotten_batch();
         let checks = self.schedule.count();
-        let mut open = None;
-        if checks || self.records_all || !self.members.is_idle() || !self.cq.takes_several() || max == 0 {
-            if checks && max != 0 {
-                self.read_clock()?;
-            }
-        } else {
-            // SAFETY: as in `poll`. What `f` may do is in the documentation of `cq::owned`.
-            let Some(started) = (unsafe { self.cq.start_poll() })? else { return Ok(0) };
-            open = Some(SetCompletion(started));
+        if checks || !self.takes_several || !self.members.is_idle() || max == 0 {
+            // Moved, so that the other branch can keep its fields in registers.
+            let mut sink = sink;
+            return self.poll_slowly_into(checks, max, &mut sink);
         }
+        // SAFETY: as in `poll`. What the sink may do is in the documentation of `cq::owned`.
+        let Some(started) = (unsafe { self.cq.start_poll() })? else { return Ok(0) };
+        let mut open = SetCompletion(started);
         let mut taken = 0;
-        while taken < max {
-            let Some(current) = &mut open else {
-                let Some((key, completion, sender)) = self.poll_rest()? else { break };
-                f(key, completion, sender);
-                taken += 1;
-                continue;
-            };
-            let Some((key, completion)) = self.members.take_plain(&current.completion()) else {
-                let recorded = self.members.record(current.completion());
-                open = None;
-                recorded?;
-                continue;
-            };
-            f(key, completion, None);
+        loop {
+            if !self.members.take_plain(&open.completion(), &mut sink) {
+                // Moved, as above.
+                let mut sink = sink;
+                return self.poll_rest_into(open.0, taken, max, &mut sink);
+            }
             taken += 1;
-            if taken == max || !current.0.next()? {
-                break;
+            if taken == max {
+                return Ok(taken);
+            }
+            match open.0.next() {
+                Ok(true) => {}
+                Ok(false) => return Ok(taken),
+                Err(error) => return fail(open.0, error),
             }
         }
-        Ok(taken)
     }
 
-    /// A further completion of [`EndpointSet::poll_each_from`], out of line.
+    // The sink of these functions is not a type parameter, so that the compiler inlines its functions above.
+
     #[cold]
     #[inline(never)]
-    fn poll_rest(&mut self) -> Result<Option<(EndpointKey, Completion, Option<DatagramSender>)>, PollError> {
-        let Some((key, completion)) = self.poll()? else { return Ok(None) };
-        let sender = self.members.sender(key, &completion);
-        Ok(Some((key, completion, sender)))
+    fn poll_slowly_into(
+        &mut self,
+        checks: bool,
+        max: usize,
+        sink: &mut dyn CompletionSink,
+    ) -> Result<usize, PollError> {
+        if checks && max != 0 {
+            self.read_clock()?;
+        }
+        self.poll_singly_into(0, max, sink)
+    }
+
+    /// The rest of [`EndpointSet::poll_into`] after it has found a completion that the fast path does not handle.
+    #[cold]
+    #[inline(never)]
+    fn poll_rest_into(
+        &mut self,
+        open: OpenPoll,
+        taken: usize,
+        max: usize,
+        sink: &mut dyn CompletionSink,
+    ) -> Result<usize, PollError> {
+        self.record(open)?;
+        self.poll_singly_into(taken, max, sink)
+    }
+
+    fn poll_singly_into(
+        &mut self,
+        mut taken: usize,
+        max: usize,
+        sink: &mut dyn CompletionSink,
+    ) -> Result<usize, PollError> {
+        while taken < max {
+            let Some((key, completion)) = self.poll()? else { break };
+            let sender = self.members.sender(key, &completion);
+            sink.completed(key, completion, sender);
+            taken += 1;
+        }
+        Ok(taken)
     }
 
     #[cold]
@@ -170,11 +240,14 @@ impl EndpointSet {
     #[cold]
     #[inline(never)]
     fn poll_recording(&mut self, open: OpenPoll) -> Result<Option<(EndpointKey, Completion)>, PollError> {
-        // SAFETY: these are the fields of the queue.
-        let recorded = self.members.record(unsafe { open.completion(self.fields) });
-        drop(open);
-        recorded?;
+        self.record(open)?;
         self.poll_slowly()
+    }
+
+    /// Records the completion at the position of the poll, and ends the poll.
+    fn record(&mut self, open: OpenPoll) -> Result<(), PollError> {
+        // SAFETY: these are the fields of the queue.
+        self.members.record(unsafe { open.completion(self.fields) })
     }
 
     #[cold]
@@ -307,6 +380,14 @@ impl EndpointSet {
         }
         Ok(())
     }
+}
+
+/// Ends a poll with an error. Out of line, so that the fast path does not check its result again.
+#[cold]
+#[inline(never)]
+fn fail(open: OpenPoll, error: PollError) -> Result<usize, PollError> {
+    drop(open);
+    Err(error)
 }
 
 impl Waitable for EndpointSet {
