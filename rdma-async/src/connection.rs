@@ -12,7 +12,7 @@ use rdma_safe::{Buffer, EndpointKey, Gather, ProtectionDomain, RemoteMemory, Wor
 
 use crate::driver::queue::Queue;
 use crate::operation::{Operation, OwnedOperation};
-use crate::receive::{Message, Receive, Receiver};
+use crate::receive::{Arrived, Message, Receive, Receiver};
 use crate::request::{List, OneBuffer, ReadOne, Request, SendOne, WriteOne};
 use crate::{Batch, Deadline, Driver, Error, Result, Sharing, Threads, trace};
 
@@ -346,8 +346,8 @@ impl<S: Sharing> Inner<S> {
 
     /// A message that is being handed out.
     #[inline(always)]
-    pub(crate) fn message(&self, done: rdma_safe::Completion) -> Message<S> {
-        Message::new(self.queue.clone(), self.key, done)
+    pub(crate) fn message(&self, arrived: Arrived) -> Message<S> {
+        Message::new(self.queue.clone(), self.key, arrived)
     }
 }
 

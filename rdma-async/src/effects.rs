@@ -20,8 +20,7 @@ pub(crate) type Attachment = Box<dyn Send>;
 pub(crate) struct Effects {
     /// The first task to wake. Most sweeps wake only one.
     first: Option<Waker>,
-    /// Whether there is more to do than to wake the first task.
-    has_more: bool,
+    more: More,
     wakers: Vec<Waker>,
     completions: Vec<Completion>,
     done: Vec<Done>,
@@ -33,13 +32,30 @@ pub(crate) struct Effects {
     failures: Vec<Arc<rdma_safe::Error>>,
 }
 
+/// What there is to do besides waking the first task.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+enum More {
+    #[default]
+    Nothing,
+    /// To wake further tasks.
+    Wakers,
+    /// Also to drop memory, or to report failures.
+    All,
+}
+
 impl Effects {
     #[inline(always)]
     pub(crate) fn wake(&mut self, waker: Waker) {
         match self.first {
             None => self.first = Some(waker),
-            Some(_) => self.more().wakers.push(waker),
+            Some(_) => self.wake_later(waker),
         }
+    }
+
+    #[inline(never)]
+    fn wake_later(&mut self, waker: Waker) {
+        self.more = self.more.max(More::Wakers);
+        self.wakers.push(waker);
     }
 
     pub(crate) fn drop_completion(&mut self, completion: Completion) {
@@ -76,23 +92,29 @@ impl Effects {
 
     #[inline(always)]
     fn more(&mut self) -> &mut Self {
-        self.has_more = true;
+        self.more = More::All;
         self
     }
 
     /// Drops the memory, and wakes the tasks in order. Keeps its own allocations.
     #[inline(always)]
     pub(crate) fn run(&mut self) {
-        if self.has_more {
-            self.run_all();
+        if self.more != More::Nothing {
+            self.run_more();
         } else if let Some(first) = self.first.take() {
             wake(first);
         }
     }
 
     #[inline(never)]
-    fn run_all(&mut self) {
-        self.has_more = false;
+    fn run_more(&mut self) {
+        if std::mem::take(&mut self.more) == More::All {
+            self.drop_all();
+        }
+        self.wake_all();
+    }
+
+    fn drop_all(&mut self) {
         // First, so that a task that waits for the end of its connection finds its memory in the pool.
         self.done.clear();
         self.failures.drain(..).for_each(|error| trace::failed(&error));
@@ -101,11 +123,13 @@ impl Effects {
         self.pieces.clear();
         self.attachments.clear();
         self.dropped_wakers.drain(..).for_each(drop_waker);
-        self.wake_all();
     }
 
     fn wake_all(&mut self) {
-        self.first.take().into_iter().chain(self.wakers.drain(..)).for_each(wake);
+        if let Some(first) = self.first.take() {
+            wake(first);
+        }
+        self.wakers.drain(..).for_each(wake);
     }
 }
 

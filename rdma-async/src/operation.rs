@@ -40,11 +40,11 @@ pub struct OwnedOperation<S: Sharing, R: Request> {
 
 /// How far an operation is.
 struct Progress<R> {
-    /// `drop` handles what is left. A state is taken before another one is assigned, so an assignment need not drop it.
-    state: ManuallyDrop<State<R>>,
+    /// `drop` handles what is left. A step is taken before another one is assigned, so an assignment need not drop it.
+    step: ManuallyDrop<Step<R>>,
 }
 
-enum State<R> {
+pub(crate) enum Step<R> {
     New(R),
     /// Waits for room in the send queue.
     Waiting(R, Ticket),
@@ -57,12 +57,12 @@ enum State<R> {
 impl<'c, S: Sharing, R: Request> Operation<'c, S, R> {
     #[inline(always)]
     pub(crate) fn new(connection: &'c Inner<S>, request: R) -> Self {
-        Operation { connection, progress: Progress::new(State::New(request)) }
+        Operation { connection, progress: Progress::new(Step::New(request)) }
     }
 
     /// An operation that fails when it is polled.
     pub(crate) fn refused(connection: &'c Inner<S>, failed: Failed) -> Self {
-        Operation { connection, progress: Progress::new(State::Refused(Box::new(failed))) }
+        Operation { connection, progress: Progress::new(Step::Refused(Box::new(failed))) }
     }
 
     /// Waits only until the operation is posted. Its memory is dropped when it has completed.
@@ -77,7 +77,7 @@ impl<'c, S: Sharing, R: Request> Operation<'c, S, R> {
 
 impl<S: Sharing, R: Request> OwnedOperation<S, R> {
     pub(crate) fn new(connection: S::Rc<Inner<S>>, request: R) -> Self {
-        OwnedOperation { connection, progress: Progress::new(State::New(request)) }
+        OwnedOperation { connection, progress: Progress::new(Step::New(request)) }
     }
 }
 
@@ -154,25 +154,25 @@ impl<S: Sharing, R: Request> Drop for OwnedOperation<S, R> {
 
 impl<R: Request> Progress<R> {
     #[inline(always)]
-    fn new(state: State<R>) -> Self {
-        Progress { state: ManuallyDrop::new(state) }
+    fn new(step: Step<R>) -> Self {
+        Progress { step: ManuallyDrop::new(step) }
     }
 
     #[inline(always)]
     fn poll<S: Sharing>(&mut self, connection: &Inner<S>, context: &Context<'_>) -> Poll<Result<R::Memory, Failed>> {
-        if let State::InFlight(slot) = *self.state {
+        if let Step::InFlight(slot) = *self.step {
             let queue = &connection.queue;
             return match queue.take(slot, context) {
                 None => Poll::Pending,
                 Some(done) => {
-                    self.state = ManuallyDrop::new(State::Finished);
+                    self.step = ManuallyDrop::new(Step::Finished);
                     Poll::Ready(R::memory(done).map_err(|done| failed(queue, done)))
                 }
             };
         }
         match ready!(self.post(connection, true, context)) {
             Ok(slot) => {
-                self.state = ManuallyDrop::new(State::InFlight(slot));
+                self.step = ManuallyDrop::new(Step::InFlight(slot));
                 Poll::Pending
             }
             Err(failed) => Poll::Ready(Err(failed)),
@@ -187,37 +187,45 @@ impl<R: Request> Progress<R> {
         awaited: bool,
         context: &Context<'_>,
     ) -> Poll<Result<Slot, Failed>> {
-        if !matches!(*self.state, State::New(_)) {
-            return self.post_later(connection, awaited, context);
+        if matches!(*self.step, Step::New(_)) {
+            // Cloned without the lock, since that can run code of the user.
+            let waker = awaited.then(|| context.waker().clone());
+            if let Some(slot) = connection.post(&mut self.step, waker) {
+                return Poll::Ready(Ok(slot));
+            }
         }
-        let State::New(request) = mem::replace(&mut *self.state, State::Finished) else { return Poll::Pending };
-        let posted = connection.queue.post(connection.key, request, awaited, context);
-        self.posted_or_waits(posted)
+        self.post_slowly(connection, awaited, context)
     }
 
+    /// There is no room, posting has failed, or it was polled before.
     #[cold]
     #[inline(never)]
-    fn post_later<S: Sharing>(
+    fn post_slowly<S: Sharing>(
         &mut self,
         connection: &Inner<S>,
         awaited: bool,
         context: &Context<'_>,
     ) -> Poll<Result<Slot, Failed>> {
         let Inner { queue, key, .. } = connection;
-        // Before the state is taken, since `clone` can panic.
+        // Before the step is taken, since `clone` can panic.
         let waker = context.waker().clone();
-        match mem::replace(&mut *self.state, State::Finished) {
-            State::Waiting(request, ticket) => {
-                let posted = queue.post_or_wait(*key, request, Some(ticket), awaited, waker);
-                self.posted_or_waits(posted)
+        match mem::replace(&mut *self.step, Step::Finished) {
+            Step::New(request) => self.posted_or_waits(queue.post_or_wait(*key, request, None, awaited, waker)),
+            Step::Waiting(request, ticket) => {
+                self.posted_or_waits(queue.post_or_wait(*key, request, Some(ticket), awaited, waker))
             }
-            State::Refused(failed) => Poll::Ready(Err(*failed)),
+            Step::Refused(failed) => {
+                if let Some(ended) = Ended::of_doubt(&failed.error) {
+                    queue.end(*key, &ended);
+                }
+                Poll::Ready(Err(*failed))
+            }
             // It was polled before `posted` was called. Nobody takes its result now.
-            State::InFlight(slot) => {
+            Step::InFlight(slot) => {
                 queue.abandon(slot);
                 Poll::Ready(Ok(slot))
             }
-            State::New(_) | State::Finished => Poll::Pending,
+            Step::Finished => Poll::Pending,
         }
     }
 
@@ -227,7 +235,7 @@ impl<R: Request> Progress<R> {
             Ok(slot) => Poll::Ready(Ok(slot)),
             Err(Unposted::Failed(failed)) => Poll::Ready(Err(failed)),
             Err(Unposted::Waiting(request, ticket)) => {
-                self.state = ManuallyDrop::new(State::Waiting(request, ticket));
+                self.step = ManuallyDrop::new(Step::Waiting(request, ticket));
                 Poll::Pending
             }
         }
@@ -236,7 +244,7 @@ impl<R: Request> Progress<R> {
     /// Its future is dropped.
     #[inline(always)]
     fn end<S: Sharing>(&mut self, connection: &Inner<S>) {
-        if !matches!(*self.state, State::Finished) {
+        if !matches!(*self.step, Step::Finished) {
             self.cancel(connection);
         }
     }
@@ -245,24 +253,24 @@ impl<R: Request> Progress<R> {
     #[inline(never)]
     fn cancel<S: Sharing>(&mut self, connection: &Inner<S>) {
         let Inner { queue, key, .. } = connection;
-        match mem::replace(&mut *self.state, State::Finished) {
-            State::Waiting(request, ticket) => {
+        match mem::replace(&mut *self.step, Step::Finished) {
+            Step::Waiting(request, ticket) => {
                 queue.leave_room(*key, ticket);
                 drop(request);
             }
-            State::InFlight(slot) => queue.abandon(slot),
-            State::New(_) | State::Refused(_) | State::Finished => {}
+            Step::InFlight(slot) => queue.abandon(slot),
+            Step::New(_) | Step::Refused(_) | Step::Finished => {}
         }
     }
 
     /// For `Debug`.
     fn name(&self) -> &'static str {
-        match *self.state {
-            State::New(_) => "not posted",
-            State::Waiting(..) => "waits for room",
-            State::InFlight(_) => "in flight",
-            State::Refused(_) => "refused",
-            State::Finished => "finished",
+        match *self.step {
+            Step::New(_) => "not posted",
+            Step::Waiting(..) => "waits for room",
+            Step::InFlight(_) => "in flight",
+            Step::Refused(_) => "refused",
+            Step::Finished => "finished",
         }
     }
 }

@@ -20,41 +20,81 @@ use crate::{Result, Sharing, Threads, coop};
 /// While tasks keep as many messages as the connection has [receives](crate::Connector::receives), the peer has to wait.
 /// To keep the bytes longer, copy them: `message.to_vec()`.
 pub struct Message<S: Sharing = Threads> {
-    buffer: Option<Buffer>,
-    immediate: Option<u32>,
-    invalidated: Option<u32>,
-    /// Bytes that the peer has written to other memory.
-    written: Option<u32>,
+    arrived: Arrived,
     /// `None` once the receive is posted again.
     queue: Option<S::Rc<Queue<S>>>,
     key: EndpointKey,
 }
 
+/// A message as the device has delivered it.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) buffer: Option<Buffer>,
+    addition: Addition,
+}
+
+/// What has come with the bytes of a message, or instead of them.
+#[derive(Clone, Copy, Debug)]
+enum Addition {
+    Nothing,
+    Immediate(u32),
+    /// A key that the peer has invalidated.
+    Invalidated(u32),
+    /// The peer has written so many bytes to other memory.
+    Written {
+        bytes: u32,
+        immediate: u32,
+    },
+}
+
+impl Arrived {
+    /// A message without an addition.
+    #[inline(always)]
+    pub(crate) fn plain(buffer: Buffer) -> Self {
+        Arrived { buffer: Some(buffer), addition: Addition::Nothing }
+    }
+}
+
+impl From<Completion> for Arrived {
+    fn from(done: Completion) -> Self {
+        let addition = match (done.operation, done.imm(), done.invalidated_rkey()) {
+            (Operation::ReceiveWrite, immediate, _) => {
+                Addition::Written { bytes: done.byte_len, immediate: immediate.unwrap_or(0) }
+            }
+            (_, Some(immediate), _) => Addition::Immediate(immediate),
+            (_, None, Some(key)) => Addition::Invalidated(key),
+            (_, None, None) => Addition::Nothing,
+        };
+        Arrived { buffer: done.buffer, addition }
+    }
+}
+
 impl<S: Sharing> Message<S> {
     #[inline(always)]
-    pub(crate) fn new(queue: S::Rc<Queue<S>>, key: EndpointKey, done: Completion) -> Self {
-        let (immediate, invalidated) = (done.imm(), done.invalidated_rkey());
-        let written = (done.operation == Operation::ReceiveWrite).then_some(done.byte_len);
-        Message { buffer: done.buffer, immediate, invalidated, written, queue: Some(queue), key }
+    pub(crate) fn new(queue: S::Rc<Queue<S>>, key: EndpointKey, arrived: Arrived) -> Self {
+        Message { arrived, queue: Some(queue), key }
     }
 
     /// The immediate data that the peer has sent.
     #[must_use]
     pub fn immediate(&self) -> Option<u32> {
-        self.immediate
+        match self.arrived.addition {
+            Addition::Immediate(immediate) | Addition::Written { immediate, .. } => Some(immediate),
+            Addition::Nothing | Addition::Invalidated(_) => None,
+        }
     }
 
     /// The key that the peer has invalidated.
     #[must_use]
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        self.invalidated
+        if let Addition::Invalidated(key) = self.arrived.addition { Some(key) } else { None }
     }
 
     /// The number of bytes that the peer has written to exposed memory with
     /// [`write_with_immediate`](crate::Connection::write_with_immediate). `None` if this is a message that was sent.
     #[must_use]
     pub fn bytes_written(&self) -> Option<u32> {
-        self.written
+        if let Addition::Written { bytes, .. } = self.arrived.addition { Some(bytes) } else { None }
     }
 
     /// Posts the receive again, as a drop of the message does. Returns its memory if the connection no longer needs it.
@@ -65,7 +105,7 @@ impl<S: Sharing> Message<S> {
     }
 
     fn give_back(&mut self) -> Option<Buffer> {
-        let buffer = self.buffer.take();
+        let buffer = self.arrived.buffer.take();
         self.queue.take()?.give_back(self.key, buffer)
     }
 }
@@ -75,7 +115,7 @@ impl<S: Sharing> Deref for Message<S> {
 
     #[inline(always)]
     fn deref(&self) -> &[u8] {
-        self.buffer.as_deref().unwrap_or(&[])
+        self.arrived.buffer.as_deref().unwrap_or(&[])
     }
 }
 
@@ -101,7 +141,10 @@ impl<S: Sharing> Drop for Message<S> {
 
 impl<S: Sharing> fmt::Debug for Message<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message").field("len", &self.len()).field("immediate", &self.immediate).finish_non_exhaustive()
+        f.debug_struct("Message")
+            .field("len", &self.len())
+            .field("immediate", &self.immediate())
+            .finish_non_exhaustive()
     }
 }
 
@@ -158,7 +201,7 @@ impl<S: Sharing> Receiver<S> {
         // Before the ticket is taken, since `clone` can panic.
         let waker = context.waker().clone();
         match connection.queue.receive::<()>(connection.key, ticket.take(), waker) {
-            Received::Message(done, ()) => Poll::Ready(Ok(Some(connection.message(done)))),
+            Received::Message(arrived, ()) => Poll::Ready(Ok(Some(connection.message(arrived)))),
             Received::Waiting(waiting) => {
                 *ticket = Some(waiting);
                 Poll::Pending
@@ -216,9 +259,9 @@ impl<'c, S: Sharing> Reader<'c, S> {
         let waker = context.waker().clone();
         let ticket = self.ticket.take();
         match connection.queue.receive(connection.key, ticket, waker) {
-            Received::Message(done, from) => {
+            Received::Message(arrived, from) => {
                 coop.made_progress();
-                Poll::Ready(Ok((connection.message(done), from)))
+                Poll::Ready(Ok((connection.message(arrived), from)))
             }
             Received::Waiting(ticket) => {
                 self.ticket = Some(ticket);

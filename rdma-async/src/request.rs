@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rdma_safe::endpoint::{EndpointMut, Rejected};
+use rdma_safe::endpoint::{EndpointMut, Rejected, Transfer};
 use rdma_safe::{Buffer, Gather, RemoteMemory, Work, WorkId};
 
 use crate::driver::state::Done;
@@ -12,9 +12,9 @@ pub trait Request: sealed::Sealed {
     /// The memory that the operation returns: a [`Buffer`] or a [`Gather`].
     type Memory;
 
-    /// Posts the work.
+    /// Posts the work. Its completion has `user_data`.
     #[doc(hidden)]
-    fn post(self, endpoint: &mut EndpointMut<'_>) -> Result<WorkId, Rejected>;
+    fn post(self, endpoint: &mut EndpointMut<'_>, user_data: u32) -> Result<WorkId, Rejected>;
 
     /// The memory of a request that is not posted.
     #[doc(hidden)]
@@ -54,14 +54,14 @@ pub struct List(pub(crate) Work<'static>, pub(crate) PhantomData<Gather>);
 pub struct SendTo(pub(crate) Work<'static>, pub(crate) rdma_safe::Peer);
 
 macro_rules! requests {
-    ($($name:ty: $memory:ident, |$request:ident, $endpoint:ident| $post:expr, $into:expr;)+) => {$(
+    ($($name:ty: $memory:ident, |$request:ident, $endpoint:ident, $user_data:ident| $post:expr, $into:expr;)+) => {$(
         impl sealed::Sealed for $name {}
 
         impl Request for $name {
             type Memory = $memory;
 
             #[inline(always)]
-            fn post(self, $endpoint: &mut EndpointMut<'_>) -> Result<WorkId, Rejected> {
+            fn post(self, $endpoint: &mut EndpointMut<'_>, $user_data: u32) -> Result<WorkId, Rejected> {
                 let $request = self;
                 $post
             }
@@ -80,10 +80,16 @@ macro_rules! requests {
 }
 
 requests! {
-    SendOne: Buffer, |request, endpoint| endpoint.send(request.0), (Some(request.0), None);
-    WriteOne: Buffer, |request, endpoint| endpoint.write(request.0, request.1), (Some(request.0), None);
-    ReadOne: Buffer, |request, endpoint| endpoint.read(request.0, request.1), (Some(request.0), None);
-    OneBuffer: Buffer, |request, endpoint| endpoint.post(request.0), request.0.into_memory();
-    SendTo: Buffer, |request, endpoint| endpoint.post_to(request.0, &request.1), request.0.into_memory();
-    List: Gather, |request, endpoint| endpoint.post(request.0), request.0.into_memory();
+    SendOne: Buffer, |request, endpoint, user_data| endpoint.transfer(Transfer::Send, request.0, user_data),
+        (Some(request.0), None);
+    WriteOne: Buffer, |request, endpoint, user_data| endpoint.transfer(Transfer::Write(request.1), request.0, user_data),
+        (Some(request.0), None);
+    ReadOne: Buffer, |request, endpoint, user_data| endpoint.transfer(Transfer::Read(request.1), request.0, user_data),
+        (Some(request.0), None);
+    OneBuffer: Buffer, |request, endpoint, user_data| endpoint.post(request.0.user_data(user_data)),
+        request.0.into_memory();
+    SendTo: Buffer, |request, endpoint, user_data| endpoint.post_to(request.0.user_data(user_data), &request.1),
+        request.0.into_memory();
+    List: Gather, |request, endpoint, user_data| endpoint.post(request.0.user_data(user_data)),
+        request.0.into_memory();
 }

@@ -3,7 +3,7 @@
 mod slots;
 mod waiters;
 
-pub(crate) use slots::{Finished, Slot, Slots};
+pub(crate) use slots::{Slot, Slots};
 pub(crate) use waiters::{Ticket, Waiters};
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Operations in flight, each with the task that awaits it.
 
-use std::mem;
 use std::task::Waker;
+use std::{mem, ptr};
 
 /// A table of operations in flight. It allocates only when it grows.
 ///
@@ -20,21 +20,12 @@ pub(crate) struct Slot(u32);
 enum Entry<T> {
     /// The next free entry.
     Free(u32),
-    /// In flight, with the task that awaits it.
-    Awaited(Waker),
-    /// In flight. Its future was dropped.
-    Abandoned,
+    /// In flight, with the number of its connection and the task that awaits it.
+    Awaited(u32, Waker),
+    /// In flight, with the number of its connection. Its future was dropped.
+    Abandoned(u32),
     /// Completed. Its future has not taken the result yet.
     Completed(T),
-}
-
-/// What to do for a completed operation.
-#[must_use]
-pub(crate) enum Finished<T> {
-    /// Wake the task that awaits it.
-    Wake(Waker),
-    /// Drop the result, since nobody awaits it.
-    Drop(T),
 }
 
 /// The end of the list of free entries.
@@ -43,6 +34,17 @@ const NONE: u32 = u32::MAX;
 impl Slot {
     /// A number that no slot has.
     pub(crate) const NONE: Slot = Slot(NONE);
+
+    /// The slot with this number.
+    #[inline(always)]
+    pub(crate) fn of(number: u32) -> Self {
+        Slot(number)
+    }
+
+    #[inline(always)]
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
 }
 
 impl<T> Slots<T> {
@@ -55,54 +57,78 @@ impl<T> Slots<T> {
         self.entries.iter().filter(|entry| !matches!(entry, Entry::Free(_))).count()
     }
 
-    /// Adds an operation that was just posted.
-    #[inline]
-    pub(crate) fn insert(&mut self, waker: Waker) -> Slot {
+    /// Adds an operation of a connection that is to be posted.
+    #[inline(always)]
+    pub(crate) fn insert(&mut self, connection: u32, waker: Waker) -> Slot {
         let index = self.free;
         match self.entries.get_mut(index as usize) {
             Some(entry) => {
                 if let Entry::Free(next) = *entry {
                     self.free = next;
                 }
-                *entry = Entry::Awaited(waker);
+                // A free entry has nothing to drop.
+                mem::forget(mem::replace(entry, Entry::Awaited(connection, waker)));
                 Slot(index)
             }
-            None => self.grow(waker),
-        }
-    }
-
-    #[cold]
-    fn grow(&mut self, waker: Waker) -> Slot {
-        // A device has fewer work requests in flight than that.
-        let index = self.entries.len() as u32;
-        self.entries.push(Entry::Awaited(waker));
-        Slot(index)
-    }
-
-    /// Stores the result of an operation. Called once for each.
-    #[inline(always)]
-    pub(crate) fn complete(&mut self, slot: Slot, result: T) -> Finished<T> {
-        let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return Finished::Drop(result) };
-        if !matches!(entry, Entry::Awaited(_)) {
-            return self.complete_abandoned(slot, result);
-        }
-        match mem::replace(entry, Entry::Completed(result)) {
-            Entry::Awaited(waker) => Finished::Wake(waker),
-            _ => unreachable!("matched above"),
+            None => self.grow(connection, waker),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn complete_abandoned(&mut self, slot: Slot, result: T) -> Finished<T> {
+    fn grow(&mut self, connection: u32, waker: Waker) -> Slot {
+        // A device has fewer work requests in flight than that.
+        let index = self.entries.len() as u32;
+        self.entries.push(Entry::Awaited(connection, waker));
+        Slot(index)
+    }
+
+    /// Stores the result of an operation. Called once for each. Returns the task to wake, or the result if nobody awaits it.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, slot: Slot, result: T) -> Result<Waker, T> {
+        let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return Err(result) };
+        let Entry::Awaited(_, waker) = entry else {
+            self.complete_abandoned(slot);
+            return Err(result);
+        };
+        // SAFETY: the entry is overwritten without a drop, so the waker has one owner. Nothing between the two can panic.
+        // `mem::replace` would copy the entry to the stack.
+        let waker = unsafe { ptr::read(waker) };
+        // SAFETY: as above.
+        unsafe { ptr::write(entry, Entry::Completed(result)) };
+        Ok(waker)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn complete_abandoned(&mut self, slot: Slot) {
         match self.entries.get_mut(slot.0 as usize) {
-            Some(entry @ Entry::Abandoned) => {
+            Some(entry @ Entry::Abandoned(_)) => {
                 *entry = Entry::Free(self.free);
                 self.free = slot.0;
             }
-            _ => debug_assert!(false, "an operation completes once"),
+            Some(_) => debug_assert!(false, "an operation completes once"),
+            None => {}
         }
-        Finished::Drop(result)
+    }
+
+    /// The slots of the operations in flight.
+    pub(crate) fn in_flight(&self) -> Vec<Slot> {
+        self.in_flight_where(|_| true)
+    }
+
+    /// The slots of the operations of one connection that are in flight.
+    pub(crate) fn in_flight_of(&self, connection: u32) -> Vec<Slot> {
+        self.in_flight_where(|other| other == connection)
+    }
+
+    fn in_flight_where(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<Slot> {
+        let is_found = |entry: &Entry<T>| match entry {
+            Entry::Awaited(connection, _) | Entry::Abandoned(connection) => is_wanted(*connection),
+            Entry::Free(_) | Entry::Completed(_) => false,
+        };
+        let found = self.entries.iter().zip(0..).filter(|(entry, _)| is_found(entry));
+        found.map(|(_, index)| Slot(index)).collect()
     }
 
     /// Takes the result, which frees the slot.
@@ -111,9 +137,11 @@ impl<T> Slots<T> {
     /// run code of the user, so the caller first releases its lock.
     #[inline]
     pub(crate) fn take(&mut self, slot: Slot, waker: &Waker) -> Result<T, bool> {
+        if let Some(result) = self.take_completed(slot) {
+            return Ok(result);
+        }
         match self.entries.get(slot.0 as usize) {
-            Some(Entry::Completed(_)) => self.take_completed(slot).ok_or(false),
-            Some(Entry::Awaited(current)) => Err(!current.will_wake(waker)),
+            Some(Entry::Awaited(_, current)) => Err(!current.will_wake(waker)),
             _ => Err(false),
         }
     }
@@ -121,7 +149,7 @@ impl<T> Slots<T> {
     /// Takes the result, or stores the waker. Returns the waker to drop.
     pub(crate) fn take_or_store(&mut self, slot: Slot, waker: Waker) -> (Option<T>, Waker) {
         match self.entries.get_mut(slot.0 as usize) {
-            Some(Entry::Awaited(current)) => (None, mem::replace(current, waker)),
+            Some(Entry::Awaited(_, current)) => (None, mem::replace(current, waker)),
             _ => (self.take_completed(slot), waker),
         }
     }
@@ -137,18 +165,23 @@ impl<T> Slots<T> {
     /// Gives up the slot of a future that is dropped. The caller drops the result and the waker without the lock.
     pub(crate) fn abandon(&mut self, slot: Slot) -> (Option<T>, Option<Waker>) {
         let Some(entry) = self.entries.get_mut(slot.0 as usize) else { return (None, None) };
-        match mem::replace(entry, Entry::Abandoned) {
-            Entry::Awaited(waker) => (None, Some(waker)),
-            Entry::Completed(result) => {
-                *entry = Entry::Free(self.free);
-                self.free = slot.0;
-                (Some(result), None)
+        match entry {
+            Entry::Awaited(connection, _) => {
+                let abandoned = Entry::Abandoned(*connection);
+                let Entry::Awaited(_, waker) = mem::replace(entry, abandoned) else { return (None, None) };
+                (None, Some(waker))
             }
-            before => {
-                *entry = before;
-                (None, None)
-            }
+            Entry::Completed(_) => (self.take_completed(slot), None),
+            Entry::Abandoned(_) | Entry::Free(_) => (None, None),
         }
+    }
+
+    /// Removes an operation that is not posted after all. The caller drops the waker without the lock.
+    pub(crate) fn cancel(&mut self, slot: Slot) -> Option<Waker> {
+        let entry = self.entries.get_mut(slot.0 as usize).filter(|entry| matches!(entry, Entry::Awaited(..)))?;
+        let Entry::Awaited(_, waker) = mem::replace(entry, Entry::Free(self.free)) else { return None };
+        self.free = slot.0;
+        Some(waker)
     }
 }
 
@@ -182,9 +215,9 @@ mod tests {
         let woken = Arc::new(Count::default());
         let waker = Waker::from(woken.clone());
         for round in 0..3 {
-            let slot = slots.insert(waker.clone());
+            let slot = slots.insert(0, waker.clone());
             assert!(is_pending(slots.take(slot, &waker)));
-            let Finished::Wake(waiter) = slots.complete(slot, round) else { panic!("its future waits") };
+            let waiter = slots.complete(slot, round).expect("its future waits");
             waiter.wake();
             assert_eq!(slots.take(slot, &waker), Ok(round));
         }
@@ -194,10 +227,10 @@ mod tests {
     #[test]
     fn the_result_of_an_abandoned_operation_is_returned_to_be_dropped() {
         let mut slots = Slots::with_capacity(0);
-        let (early, late) = (slots.insert(Waker::noop().clone()), slots.insert(Waker::noop().clone()));
+        let (early, late) = (slots.insert(0, Waker::noop().clone()), slots.insert(0, Waker::noop().clone()));
         assert!(matches!(slots.abandon(early), (None, Some(_))));
-        assert!(matches!(slots.complete(early, "early"), Finished::Drop("early")));
-        assert!(matches!(slots.complete(late, "late"), Finished::Wake(_)));
+        assert!(matches!(slots.complete(early, "early"), Err("early")));
+        assert!(slots.complete(late, "late").is_ok());
         assert!(matches!(slots.abandon(late), (Some("late"), None)));
         assert_eq!(slots.len(), 0);
     }
@@ -206,12 +239,12 @@ mod tests {
     fn another_task_takes_over() {
         let mut slots = Slots::with_capacity(0);
         let [first, second] = [(); 2].map(|()| Arc::new(Count::default()));
-        let slot = slots.insert(Waker::from(first.clone()));
+        let slot = slots.insert(0, Waker::from(first.clone()));
         let other = Waker::from(second.clone());
         assert_eq!(slots.take(slot, &other), Err(true));
         assert_eq!(slots.take_or_store(slot, other.clone()).0, None);
         assert!(is_pending(slots.take(slot, &other)));
-        let Finished::Wake(waker) = slots.complete(slot, ()) else { panic!() };
+        let waker = slots.complete(slot, ()).unwrap();
         waker.wake();
         assert_eq!([first, second].map(|count| count.0.load(Ordering::Relaxed)), [0, 1]);
         // It may also complete before the waker is stored.
@@ -222,6 +255,7 @@ mod tests {
     /// An operation of the random test, whose result is its memory.
     struct Operation {
         slot: Slot,
+        connection: u32,
         memory: Arc<usize>,
         is_completed: bool,
         /// The task that awaits it, unless its future was dropped.
@@ -236,21 +270,22 @@ mod tests {
             let mut most = 0;
             for number in 0..STEPS {
                 let chosen = random.index(operations.len().max(1));
-                match (random.below(5), operations.get_mut(chosen)) {
+                match (random.below(6), operations.get_mut(chosen)) {
                     (0 | 1, _) => {
                         let (task, waker) = Task::new();
-                        let slot = slots.insert(waker.clone());
-                        let task = Some((task, waker));
-                        operations.push(Operation { slot, memory: Arc::new(number), is_completed: false, task });
+                        let connection = random.below(3) as u32;
+                        let slot = slots.insert(connection, waker.clone());
+                        let (task, memory) = (Some((task, waker)), Arc::new(number));
+                        operations.push(Operation { slot, connection, memory, is_completed: false, task });
                     }
-                    (2, Some(Operation { slot, memory, is_completed: is_completed @ false, task })) => {
+                    (2, Some(Operation { slot, memory, is_completed: is_completed @ false, task, .. })) => {
                         *is_completed = true;
                         match (slots.complete(*slot, memory.clone()), task) {
-                            (Finished::Wake(waker), Some((task, _))) => {
+                            (Ok(waker), Some((task, _))) => {
                                 waker.wake();
                                 assert_eq!(task.wakes(), 1);
                             }
-                            (Finished::Drop(result), None) => {
+                            (Err(result), None) => {
                                 assert!(Arc::ptr_eq(&result, memory));
                                 drop(result);
                                 assert_eq!(Arc::strong_count(&operations.swap_remove(chosen).memory), 1);
@@ -258,7 +293,7 @@ mod tests {
                             _ => panic!("the wrong one was told"),
                         }
                     }
-                    (3, Some(Operation { slot, memory, is_completed, task: Some((task, waker)) })) => {
+                    (3, Some(Operation { slot, memory, is_completed, task: Some((task, waker)), .. })) => {
                         match slots.take(*slot, waker) {
                             Ok(result) => {
                                 assert!(*is_completed && Arc::ptr_eq(&result, memory));
@@ -275,7 +310,7 @@ mod tests {
                             }
                         }
                     }
-                    (4, Some(Operation { slot, memory, is_completed, task })) if task.is_some() => {
+                    (4, Some(Operation { slot, memory, is_completed, task, .. })) if task.is_some() => {
                         let (task, waker) = task.take().unwrap();
                         drop(waker);
                         let (result, waker) = slots.abandon(*slot);
@@ -287,10 +322,27 @@ mod tests {
                             assert_eq!(Arc::strong_count(&operations.swap_remove(chosen).memory), 1);
                         }
                     }
+                    (5, Some(Operation { slot, is_completed: false, task: Some((task, _)), .. })) => {
+                        // It was not posted.
+                        assert!(slots.cancel(*slot).is_some());
+                        let task = task.clone();
+                        drop(operations.swap_remove(chosen));
+                        assert_eq!(Arc::strong_count(&task), 1);
+                    }
                     _ => {}
                 }
                 most = most.max(operations.len());
                 assert_eq!(slots.len(), operations.len());
+                let in_flight = |of: Option<u32>| {
+                    let wanted = operations.iter().filter(|operation| !operation.is_completed);
+                    let wanted = wanted.filter(|operation| of.is_none_or(|of| of == operation.connection));
+                    let mut wanted: Vec<_> = wanted.map(|operation| operation.slot.number()).collect();
+                    wanted.sort_unstable();
+                    wanted
+                };
+                let numbers = |slots: Vec<Slot>| slots.into_iter().map(Slot::number).collect::<Vec<_>>();
+                assert_eq!(numbers(slots.in_flight()), in_flight(None));
+                assert_eq!(numbers(slots.in_flight_of(1)), in_flight(Some(1)));
             }
             assert_eq!(slots.entries.len(), most, "slots are reused");
         }

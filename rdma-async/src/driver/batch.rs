@@ -6,8 +6,10 @@ use std::task::{Context, Waker};
 use rdma_safe::endpoint::EndpointMut;
 use rdma_safe::{Buffer, EndpointKey, PostError, Work};
 
+use super::connections::{Connections, find};
+use super::member::Ended;
 use super::queue::Queue;
-use super::state::{Done, Held, State, find};
+use super::state::{Done, Held, State};
 use crate::core::{Slot, Slots, Ticket};
 use crate::effects::Effects;
 use crate::{Error, Sharing};
@@ -70,7 +72,7 @@ impl<S: Sharing> Queue<S> {
     pub(crate) fn take_batch(&self, items: &mut [Item], context: &Context<'_>) -> bool {
         let Some(last) = items.iter().rev().find_map(Item::slot) else { return true };
         let Some(done) = self.take(last, context) else { return false };
-        S::with(&self.state, |state| take_all(&mut state.slots, items, last, done));
+        S::with(&self.state, |state| take_all(&mut state.connections.slots, items, last, done));
         true
     }
 
@@ -83,7 +85,7 @@ impl<S: Sharing> Queue<S> {
         S::with(&self.state, |state| {
             for item in items {
                 if let Some(slot) = item.slot() {
-                    unused.push(state.slots.abandon(slot));
+                    unused.push(state.connections.slots.abandon(slot));
                     *item = Item::InFlight(Slot::NONE);
                 }
             }
@@ -121,36 +123,31 @@ impl<S: Sharing> State<S> {
             Err(Held::Waiting(ticket)) => return Posted { count: 0, next: Next::Room(ticket) },
             Err(Held::Ended(error)) => return Posted { count: 0, next: Next::Failed(error) },
         };
-        let State { members, set, slots, counts, .. } = self;
+        let State { connections: Connections { members, slots, counts }, set, .. } = self;
         let (Some(member), Some(mut endpoint)) = (find(members, key), set.endpoint(key)) else {
             effects.drop_waker(Some(waker));
             return Posted { count: 0, next: Next::Failed(Error::Closed) };
         };
         // Leaves a place for each other task that was notified, but takes at least one.
         let room = member.room_left().saturating_sub(member.room.notified()).max(1).min(items.len());
-        let Batched { first, count, in_doubt, failure } = post_all(&mut endpoint, &mut items[..room]);
-        let is_complete = count == items.len();
+        let connection = awaited.then_some(key.index() as u32);
+        let (count, failure) = post_all(&mut endpoint, &mut items[..room], slots, connection);
+        member.posted(count as u32);
+        counts.posted += count as u64;
         let mut waker = Some(waker);
-        for (index, item) in items[..count].iter_mut().enumerate() {
-            let slot = match awaited && !in_doubt {
-                // Only the last one wakes the task.
-                true if is_complete && index + 1 == count => {
-                    waker.take().map_or(Slot::NONE, |waker| slots.insert(waker))
-                }
-                true => slots.insert(Waker::noop().clone()),
-                false => Slot::NONE,
-            };
-            member.posted(first + index as u64, slot);
-            counts.posted += 1;
-            *item = if in_doubt { Item::InDoubt } else { Item::InFlight(slot) };
+        if let (Some(last), true) = (items.last().and_then(Item::slot), count == items.len()) {
+            // Only the last operation wakes the task. The waker that it had does nothing.
+            waker = waker.map(|waker| slots.take_or_store(last, waker).1);
         }
         let next = match (failure, waker) {
-            (None, Some(waker)) if !is_complete => Next::Room(member.room.join(waker)),
+            (None, Some(waker)) if count < items.len() => Next::Room(member.room.join(waker)),
             (failure, waker) => {
                 effects.drop_waker(waker);
                 failure.map_or(Next::Completion, |error| {
-                    // There may still be room.
-                    if let Some(next) = member.room.notify() {
+                    if let Some(ended) = Ended::of_doubt(&error) {
+                        member.end(&ended, effects);
+                    } else if let Some(next) = member.room.notify() {
+                        // There may still be room.
                         effects.wake(next);
                     }
                     Next::Failed(error)
@@ -161,48 +158,56 @@ impl<S: Sharing> State<S> {
     }
 }
 
-/// The result of one doorbell.
-struct Batched {
-    /// The first sequence number.
-    first: u64,
-    count: usize,
-    /// Whether the provider does not say what it has posted. Then completions may never come.
-    in_doubt: bool,
-    /// The error that stopped it.
-    failure: Option<Error>,
-}
-
-/// Posts operations with one doorbell.
-fn post_all(endpoint: &mut EndpointMut<'_>, items: &mut [Item]) -> Batched {
-    let mut batched = Batched { first: 0, count: 0, in_doubt: false, failure: None };
+/// Posts operations with one doorbell. If they are awaited, each has a slot of the connection. Returns their number, and the error
+/// that stopped it.
+fn post_all(
+    endpoint: &mut EndpointMut<'_>,
+    items: &mut [Item],
+    slots: &mut Slots<Done>,
+    connection: Option<u32>,
+) -> (usize, Option<Error>) {
     let mut batch = match endpoint.batch() {
         Ok(batch) => batch,
-        Err(error) => return Batched { failure: Some(rdma_safe::Error::from(error).into()), ..batched },
+        Err(error) => return (0, Some(rdma_safe::Error::from(error).into())),
     };
+    let (mut added, mut failure) = (0, None);
     for item in items.iter_mut() {
         let Item::Work(work) = mem::replace(item, Item::InFlight(Slot::NONE)) else { break };
-        match batch.add(work) {
-            Ok(id) => {
-                batched.first = if batched.count == 0 { id.sequence() } else { batched.first };
-                batched.count += 1;
+        let slot = connection.map_or(Slot::NONE, |connection| slots.insert(connection, Waker::noop().clone()));
+        match batch.add(work.user_data(slot.number())) {
+            Ok(_) => {
+                *item = Item::InFlight(slot);
+                added += 1;
             }
             Err(rejected) => {
+                slots.cancel(slot);
                 if let Some(buffer) = rejected.buffer {
                     *item = Item::Returned(buffer);
                 }
-                batched.failure = Some(rdma_safe::Error::from(rejected.error).into());
+                failure = Some(rdma_safe::Error::from(rejected.error).into());
                 break;
             }
         }
     }
+    let mut count = added;
     if let Err(failed) = batch.post() {
-        batched.in_doubt = matches!(failed.error, PostError::MaybePosted { .. });
-        let added = batched.count;
-        batched.count -= failed.buffers.len();
-        for (item, buffer) in items[batched.count..added].iter_mut().zip(failed.buffers) {
+        count -= failed.buffers.len();
+        for (item, buffer) in items[count..added].iter_mut().zip(failed.buffers) {
+            if let Some(slot) = item.slot() {
+                slots.cancel(slot);
+            }
             *item = Item::Returned(buffer);
         }
-        batched.failure = Some(rdma_safe::Error::from(failed.error).into());
+        if matches!(failed.error, PostError::MaybePosted { .. }) {
+            // The provider does not say what it has posted. Completions may never come.
+            for item in &mut items[..count] {
+                if let Some(slot) = item.slot() {
+                    slots.abandon(slot);
+                }
+                *item = Item::InDoubt;
+            }
+        }
+        failure = Some(rdma_safe::Error::from(failed.error).into());
     }
-    batched
+    (count, failure)
 }

@@ -8,13 +8,14 @@ use std::time::Instant;
 
 use rdma_safe::cm::{Handshake, Progress, SetConnection, SetDisconnected};
 use rdma_safe::endpoint::{DatagramSender, FailedWork};
-use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gid};
+use rdma_safe::{Buffer, EndpointKey, EndpointSet, Gid, PostError};
 
 use super::events::Source;
 use super::lookups::Lookups;
 use super::state::Origin;
-use crate::core::{Slot, Waiters};
+use crate::core::Waiters;
 use crate::effects::{Attachment, Effects};
+use crate::receive::Arrived;
 use crate::receives::Receives;
 use crate::{Error, Sharing};
 
@@ -28,16 +29,15 @@ pub(crate) struct Member<S: Sharing> {
     pub(crate) lookups: Option<S::Rc<Lookups<S>>>,
     /// Size of the send queue.
     sends: u32,
+    /// Operations that are posted and whose results are not known yet.
     in_flight: u32,
-    /// The slot of each operation in flight, by the lower bits of its number.
-    slots: Box<[Slot]>,
     /// Tasks that wait for room in the send queue.
     pub(crate) room: Waiters,
     pub(crate) receives: Receives<S>,
     /// The most messages that the peer may have sent and that are not dropped. No limit if the device enforces it.
     limit: u32,
     /// Messages that nobody has taken yet.
-    pub(crate) inbox: VecDeque<Completion>,
+    pub(crate) inbox: VecDeque<Arrived>,
     /// The senders of these messages, if they are datagrams.
     pub(crate) senders: VecDeque<DatagramSender>,
     /// Tasks that wait for a message.
@@ -96,6 +96,13 @@ impl Ended {
         }))
     }
 
+    /// The end of a connection if the provider does not say whether it has taken work. Its endpoint then takes no more.
+    pub(crate) fn of_doubt(error: &Error) -> Option<Self> {
+        let Error::Rdma(error) = error else { return None };
+        let is_in_doubt = matches!(**error, rdma_safe::Error::Post(PostError::MaybePosted { .. }));
+        is_in_doubt.then(|| Ended::Failed(error.clone()))
+    }
+
     /// The end of a connection whose endpoint was removed: this side has closed it, unless its queue is broken.
     #[cold]
     pub(crate) fn of_removed(broken: &Option<Ended>) -> Self {
@@ -122,7 +129,6 @@ impl<S: Sharing> Member<S> {
             lookups: None,
             sends,
             in_flight: 0,
-            slots: vec![Slot::NONE; (sends as usize).next_power_of_two()].into_boxed_slice(),
             room: Waiters::default(),
             inbox: VecDeque::with_capacity(receives.count() as usize),
             limit: receives.limit(),
@@ -147,32 +153,23 @@ impl<S: Sharing> Member<S> {
         !self.is_full() && self.room.is_empty()
     }
 
-    /// Records an operation that was posted.
+    /// Counts operations that were posted.
     #[inline(always)]
-    pub(crate) fn posted(&mut self, sequence: u64, slot: Slot) {
-        self.in_flight += 1;
-        let index = self.index(sequence);
-        self.slots[index] = slot;
+    pub(crate) fn posted(&mut self, operations: u32) {
+        self.in_flight += operations;
     }
 
-    /// The slot of an operation that has completed.
+    /// Counts a completion. Returns false after [`Member::give_up`].
     #[inline(always)]
-    pub(crate) fn completed(&mut self, sequence: u64) -> Slot {
-        // Work of which the provider does not say whether it was posted is not counted, and its connection has failed.
-        self.in_flight = self.in_flight.wrapping_sub(1);
-        let index = self.index(sequence);
-        mem::replace(&mut self.slots[index], Slot::NONE)
+    pub(crate) fn completed(&mut self) -> bool {
+        let rest = self.in_flight.checked_sub(1);
+        self.in_flight = rest.unwrap_or(0);
+        rest.is_some()
     }
 
-    /// Operations in flight have consecutive numbers, so no two of them have the same index.
-    #[inline(always)]
-    fn index(&self, sequence: u64) -> usize {
-        sequence as usize & (self.slots.len() - 1)
-    }
-
-    /// Takes the slots of all operations in flight. Late completions have none.
-    pub(crate) fn take_slots(&mut self) -> impl Iterator<Item = Slot> {
-        self.slots.iter_mut().map(|slot| mem::replace(slot, Slot::NONE)).filter(|slot| *slot != Slot::NONE)
+    /// Forgets the operations in flight. Their late completions are ignored. Returns whether there were any.
+    pub(crate) fn give_up(&mut self) -> bool {
+        mem::take(&mut self.in_flight) != 0
     }
 
     /// Whether the send queue is full.
@@ -183,7 +180,7 @@ impl<S: Sharing> Member<S> {
 
     /// Hands out the oldest message.
     #[inline(always)]
-    pub(crate) fn take_message<O: Origin>(&mut self) -> Option<(Completion, O)> {
+    pub(crate) fn take_message<O: Origin>(&mut self) -> Option<(Arrived, O)> {
         let message = self.inbox.pop_front()?;
         let origin = O::take(&mut self.senders)?;
         self.kept += 1;
@@ -213,8 +210,8 @@ impl<S: Sharing> Member<S> {
     /// so are those of later ones that arrive before the queue pair is stopped.
     #[cold]
     #[inline(never)]
-    pub(crate) fn exceed(&mut self, message: Completion, effects: &mut Effects) {
-        effects.drop_buffers(message.buffer.and_then(|buffer| self.receives.post_shared(buffer)));
+    pub(crate) fn exceed(&mut self, buffer: Option<Buffer>, effects: &mut Effects) {
+        effects.drop_buffers(buffer.and_then(|buffer| self.receives.post_shared(buffer)));
         self.limit = 0;
         self.has_exceeded = true;
         self.end(&Ended::Exceeded, effects);

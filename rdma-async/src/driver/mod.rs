@@ -1,6 +1,7 @@
 //! The driver: takes completions and events, and wakes the tasks that wait for them.
 
 pub(crate) mod batch;
+mod connections;
 pub(crate) mod events;
 mod groups;
 pub(crate) mod lookups;
@@ -22,9 +23,9 @@ use rdma_safe::{Context, EndpointBuilder, EndpointKey, EndpointSet, ProtectionDo
 use crate::effects::Effects;
 use crate::receives::Receives;
 use crate::{Error, Result, Sharing, Threads};
+use connections::Counts;
 use events::Events;
 use queue::Queue;
-use state::Counts;
 
 pub use run::{Runner, Turn};
 pub use spin::Idle;

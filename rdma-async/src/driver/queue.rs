@@ -6,13 +6,17 @@ use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{Handshake, Progress, SetConnection};
 use rdma_safe::endpoint::Armed;
-use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet};
+use rdma_safe::{Buffer, EndpointKey, EndpointSet};
 
+use super::connections::{Connections, Counts};
 use super::events::{Events, Source};
 use super::member::{Ended, Member, Stage};
-use super::state::{BATCH, Counts, Done, Origin, Received, State, Unposted, Unusual};
+use super::state::{BATCH, Done, Origin, Received, State, Unposted};
+use crate::connection::Inner;
 use crate::core::{Slot, Slots, Ticket, Waiters};
 use crate::effects::{Attachment, Effects, wake};
+use crate::operation::Step;
+use crate::receive::Arrived;
 use crate::receives::{DomainReceives, Receives};
 use crate::{Request, Result, Sharing};
 
@@ -35,51 +39,17 @@ impl<S: Sharing> Queue<S> {
         let source = Source::completions(events, channel)?;
         let state = State {
             set,
-            members: Vec::new(),
-            slots: Slots::with_capacity(64),
+            connections: Connections {
+                members: Vec::new(),
+                slots: Slots::with_capacity(64),
+                counts: Counts::default(),
+            },
             leaving: Vec::new(),
             exceeded_before: 0,
             broken: None,
             _source: source,
-            counts: Counts::default(),
         };
         Ok(Queue { state: S::cell(state), shared_receives: S::cell(Vec::new()), events: events.clone() })
-    }
-
-    /// Posts an operation, which has a slot if it is `awaited`.
-    #[inline(always)]
-    pub(crate) fn post<R: Request>(
-        &self,
-        key: EndpointKey,
-        request: R,
-        awaited: bool,
-        context: &Context<'_>,
-    ) -> Result<Slot, Unposted<R>> {
-        // Cloned and dropped without the lock, since both can run code of the user.
-        let waker = awaited.then(|| context.waker().clone());
-        match S::with(&self.state, |state| state.post(key, request, waker)) {
-            Ok(slot) => Ok(slot),
-            Err((unusual, waker)) => self.post_unusual(key, unusual, awaited, waker, context),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn post_unusual<R: Request>(
-        &self,
-        key: EndpointKey,
-        unusual: Unusual<R>,
-        awaited: bool,
-        waker: Option<Waker>,
-        context: &Context<'_>,
-    ) -> Result<Slot, Unposted<R>> {
-        match unusual {
-            Unusual::Failed(failed) => Err(Unposted::Failed(failed)),
-            Unusual::Refused(request) => {
-                let waker = waker.unwrap_or_else(|| context.waker().clone());
-                self.post_or_wait(key, request, None, awaited, waker)
-            }
-        }
     }
 
     /// Posts an operation if its turn has come. Otherwise, its task waits for room.
@@ -98,6 +68,18 @@ impl<S: Sharing> Queue<S> {
         posted
     }
 
+    /// The connection takes no more work.
+    #[cold]
+    pub(crate) fn end(&self, key: EndpointKey, ended: &Ended) {
+        let mut effects = Effects::default();
+        S::with(&self.state, |state| {
+            if let Some(member) = state.member(key) {
+                member.end(ended, &mut effects);
+            }
+        });
+        effects.run();
+    }
+
     /// Why the endpoint of a connection was removed.
     #[cold]
     pub(crate) fn removed(&self) -> Ended {
@@ -107,7 +89,7 @@ impl<S: Sharing> Queue<S> {
     /// Takes the result of an operation.
     #[inline(always)]
     pub(crate) fn take(&self, slot: Slot, context: &Context<'_>) -> Option<Done> {
-        match S::with(&self.state, |state| state.slots.take(slot, context.waker())) {
+        match S::with(&self.state, |state| state.connections.slots.take(slot, context.waker())) {
             Ok(done) => Some(done),
             Err(false) => None,
             Err(true) => self.take_or_store(slot, context),
@@ -118,7 +100,7 @@ impl<S: Sharing> Queue<S> {
     #[cold]
     fn take_or_store(&self, slot: Slot, context: &Context<'_>) -> Option<Done> {
         let waker = context.waker().clone();
-        let (done, unused) = S::with(&self.state, |state| state.slots.take_or_store(slot, waker));
+        let (done, unused) = S::with(&self.state, |state| state.connections.slots.take_or_store(slot, waker));
         drop(unused);
         done
     }
@@ -127,12 +109,12 @@ impl<S: Sharing> Queue<S> {
     #[cold]
     pub(crate) fn abandon(&self, slot: Slot) {
         if !self.events.is_inherited() {
-            drop(S::with(&self.state, |state| state.slots.abandon(slot)));
+            drop(S::with(&self.state, |state| state.connections.slots.abandon(slot)));
         }
     }
 
     /// Takes the oldest message.
-    pub(crate) fn try_receive(&self, key: EndpointKey) -> Option<Completion> {
+    pub(crate) fn try_receive(&self, key: EndpointKey) -> Option<Arrived> {
         S::with(&self.state, |state| state.member(key)?.take_message::<()>()).map(|(message, ())| message)
     }
 
@@ -240,7 +222,8 @@ impl<S: Sharing> Queue<S> {
     }
 
     /// Takes completions, at most [`BATCH`], and wakes the tasks. Returns their number.
-    #[inline]
+    // Not inlined, so that it has registers of its own.
+    #[inline(never)]
     pub(crate) fn sweep(&self, effects: &mut Effects) -> usize {
         let swept = S::with(&self.state, |state| state.sweep(effects));
         if swept != 0 {
@@ -432,6 +415,7 @@ impl<S: Sharing> Queue<S> {
     }
 
     /// Advances the connections that this side is closing.
+    #[inline]
     pub(crate) fn advance_leaving(&self, effects: &mut Effects) {
         S::with(&self.state, |state| state.advance_leaving(effects));
         effects.run();
@@ -442,7 +426,7 @@ impl<S: Sharing> Queue<S> {
         let mut effects = Effects::default();
         S::with(&self.state, |state| {
             state.fail_all(&Ended::DriverStopped, &mut effects);
-            let keys: Vec<_> = state.members.iter().flatten().map(|member| member.key).collect();
+            let keys: Vec<_> = state.connections.members.iter().flatten().map(|member| member.key).collect();
             for key in keys {
                 state.remove(key, &mut effects);
             }
@@ -451,17 +435,34 @@ impl<S: Sharing> Queue<S> {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        S::with(&self.state, |state| state.counts)
+        S::with(&self.state, |state| state.connections.counts)
     }
 
     /// Numbers of connections, and of slots in use.
     pub(crate) fn population(&self) -> (usize, usize) {
-        S::with(&self.state, |state| (state.members.iter().flatten().count(), state.slots.len()))
+        S::with(&self.state, |state| {
+            (state.connections.members.iter().flatten().count(), state.connections.slots.len())
+        })
     }
 
     /// Number of messages of a connection that its readers keep.
     pub(crate) fn kept(&self, key: EndpointKey) -> u32 {
         S::with(&self.state, |state| state.member(key).map_or(0, |member| member.kept))
+    }
+}
+
+impl<S: Sharing> Inner<S> {
+    /// Posts the request of `step` if there is room: [`State::post`].
+    // Not inlined into the task, whose registers it would take. With few arguments and a small result, the call is cheap.
+    #[inline(never)]
+    pub(crate) fn post<R: Request>(&self, step: &mut Step<R>, waker: Option<Waker>) -> Option<Slot> {
+        match S::with(&self.queue.state, |state| state.post(self.key, step, waker)) {
+            Ok(slot) => Some(slot),
+            Err(unused) => {
+                drop(unused);
+                None
+            }
+        }
     }
 }
 

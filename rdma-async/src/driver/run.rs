@@ -30,13 +30,11 @@ pub struct Runner<S: Sharing> {
     queues: Vec<S::Rc<Queue<S>>>,
     effects: Effects,
     spin: Spin,
-    /// Whether to look for events of descriptors in the next turn.
-    looks: bool,
     /// Whether the last turn has asked to sleep.
     sleeps: bool,
     /// Whether this thread has slept since, and already has the events that have woken it.
     slept: bool,
-    /// Turns since the last look.
+    /// Turns until the driver looks for events of descriptors.
     turns: u32,
     tokens: Vec<u64>,
     changed: Vec<(S::Rc<Queue<S>>, EndpointKey)>,
@@ -63,6 +61,31 @@ const BURST: u32 = 8;
 /// Most batches of completions to take in a row from one queue.
 const BATCHES: usize = 8;
 
+/// Takes completions from a queue. Returns whether there were any.
+#[inline(always)]
+fn take_from<S: Sharing>(queue: &Queue<S>, effects: &mut Effects) -> bool {
+    let swept = queue.sweep(effects);
+    if swept == BATCH {
+        take_more_from(queue, effects);
+    }
+    swept != 0
+}
+
+/// Takes further batches from a queue that had a full one.
+#[inline(never)]
+fn take_more_from<S: Sharing>(queue: &Queue<S>, effects: &mut Effects) {
+    for _ in 1..BATCHES {
+        if queue.sweep(effects) < BATCH {
+            break;
+        }
+    }
+}
+
+#[inline(never)]
+fn take_from_all<S: Sharing>(queues: &[S::Rc<Queue<S>>], effects: &mut Effects) -> bool {
+    queues.iter().fold(false, |found, queue| take_from(queue, effects) | found)
+}
+
 impl<S: Sharing> Runner<S> {
     pub(super) fn new(shared: S::Rc<Shared<S>>, idle: Idle) -> Self {
         Runner {
@@ -70,10 +93,10 @@ impl<S: Sharing> Runner<S> {
             queues: Vec::new(),
             effects: Effects::default(),
             spin: Spin::new(idle),
-            looks: true,
             sleeps: false,
             slept: false,
-            turns: 0,
+            // The first turn looks.
+            turns: 1,
             tokens: Vec::new(),
             changed: Vec::new(),
         }
@@ -82,9 +105,8 @@ impl<S: Sharing> Runner<S> {
     /// Takes completions and events, and wakes the tasks. Never blocks, and is bounded.
     #[inline]
     pub fn turn(&mut self) -> Turn {
-        self.turns += 1;
-        let looks = self.looks || self.turns >= LOOK_EVERY;
-        if looks && !self.look() {
+        self.turns -= 1;
+        if self.turns == 0 && !self.look() {
             return Turn::Stopped;
         }
         if self.sweep() {
@@ -97,17 +119,11 @@ impl<S: Sharing> Runner<S> {
     /// Takes completions from all queues. Returns whether there were any.
     #[inline]
     fn sweep(&mut self) -> bool {
-        let mut found = false;
-        for queue in &self.queues {
-            for _ in 0..BATCHES {
-                let swept = queue.sweep(&mut self.effects);
-                found |= swept != 0;
-                if swept < BATCH {
-                    break;
-                }
-            }
+        // Most drivers have one queue.
+        match &self.queues[..] {
+            [queue] => take_from(queue, &mut self.effects),
+            queues => take_from_all::<S>(queues, &mut self.effects),
         }
-        found
     }
 
     /// Decides what to do after a sweep that found nothing.
@@ -134,7 +150,7 @@ impl<S: Sharing> Runner<S> {
             // Without the timer, deadlines are met only by looking.
             return Turn::Again;
         }
-        (self.looks, self.sleeps) = (true, true);
+        (self.turns, self.sleeps) = (1, true);
         self.spin.sleeps();
         self.shared.turns.sleeps.fetch_add(1, Ordering::Relaxed);
         Turn::Sleep
@@ -144,7 +160,7 @@ impl<S: Sharing> Runner<S> {
     #[cold]
     #[inline(never)]
     fn look(&mut self) -> bool {
-        (self.looks, self.turns) = (false, 0);
+        self.turns = LOOK_EVERY;
         if std::mem::take(&mut self.sleeps) {
             self.shared.turns.wakes.fetch_add(1, Ordering::Relaxed);
         }

@@ -6,22 +6,22 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use rdma_safe::endpoint::{DatagramSender, FailedWork};
-use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gather, PollError, WcStatus};
+use rdma_safe::endpoint::{DatagramSender, FailedWork, Rejected};
+use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gather, PollError, PostError};
 
+use super::connections::{Connections, Counts, Delivery, fail_operations, find, finish};
 use super::events::Source;
 use super::member::{Ended, Member};
-use crate::core::{Finished, Slot, Slots, Ticket};
+use crate::core::{Slot, Slots, Ticket};
 use crate::effects::Effects;
+use crate::operation::Step;
+use crate::receive::Arrived;
 use crate::{Error, Failed, Request, Sharing};
 
 /// What the lock of a queue protects.
 pub(super) struct State<S: Sharing> {
     pub(super) set: EndpointSet,
-    /// Indexed by the number of the endpoint in the set.
-    pub(super) members: Vec<Option<Box<Member<S>>>>,
-    /// Operations in flight.
-    pub(super) slots: Slots<Done>,
+    pub(super) connections: Connections<S>,
     /// Connections that this side is closing.
     pub(super) leaving: Vec<EndpointKey>,
     /// [`Counts::exceeded`] at the last look.
@@ -30,20 +30,6 @@ pub(super) struct State<S: Sharing> {
     pub(super) broken: Option<Ended>,
     /// Reports events of the completion queue.
     pub(super) _source: Source<S>,
-    pub(super) counts: Counts,
-}
-
-/// Counts of a queue since it was created.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) posted: u64,
-    pub(crate) completed: u64,
-    pub(crate) failed: u64,
-    pub(crate) received: u64,
-    /// Messages beyond the receives that their connections had reserved.
-    pub(crate) exceeded: u64,
-    pub(crate) waited: u64,
-    pub(crate) starved: u64,
 }
 
 /// Most completions to take while the lock is held.
@@ -64,13 +50,6 @@ pub(super) enum Held {
     Ended(Error),
 }
 
-/// An operation that [`State::post`] has not posted.
-pub(super) enum Unusual<R> {
-    /// The send queue is full, or the connection has ended.
-    Refused(R),
-    Failed(Failed),
-}
-
 /// How an operation ended.
 #[derive(Debug)]
 pub enum Done {
@@ -84,31 +63,19 @@ pub enum Done {
 }
 
 impl Done {
-    /// The end of completed work.
-    #[inline(always)]
-    fn of(completion: Completion) -> Self {
-        if completion.status != WcStatus::SUCCESS {
-            return Done::of_failed(completion);
-        }
+    /// The end of an operation that has succeeded.
+    pub(super) fn of(completion: Completion) -> Self {
         match (completion.buffer, completion.list) {
             (Some(buffer), _) => Done::Buffer(buffer),
             (None, Some(list)) => Done::Gather(list),
             (None, None) => Done::Removed,
         }
     }
-
-    #[cold]
-    fn of_failed(completion: Completion) -> Self {
-        match completion.ok() {
-            Err(failed) => Done::Failed(failed),
-            Ok(_) => Done::Removed,
-        }
-    }
 }
 
 /// The result of asking for a message.
 pub(crate) enum Received<O> {
-    Message(Completion, O),
+    Message(Arrived, O),
     Waiting(Ticket),
     Ended(Ended),
 }
@@ -135,30 +102,33 @@ impl Origin for DatagramSender {
 impl<S: Sharing> State<S> {
     #[inline(always)]
     pub(super) fn member(&mut self, key: EndpointKey) -> Option<&mut Member<S>> {
-        find(&mut self.members, key)
+        self.connections.find(key)
     }
 
     /// The endpoints, and the connection of this key.
     pub(super) fn with_set(&mut self, key: EndpointKey) -> (&mut EndpointSet, Option<&mut Member<S>>) {
-        let State { members, set, .. } = self;
-        (set, find(members, key))
+        (&mut self.set, self.connections.find(key))
     }
 
-    /// Posts an operation if its connection has room. It has a slot if there is a waker. An operation that is not posted leaves the
-    /// waker to the caller, since dropping it can run code of the user.
+    /// Posts the request of `step` if there is room and no other task waits. It has a slot if there is a waker. If posting fails,
+    /// `step` becomes `Refused`. Returns the waker if nothing was posted, because dropping it can run code of the user.
     #[inline(always)]
     pub(super) fn post<R: Request>(
         &mut self,
         key: EndpointKey,
-        request: R,
+        step: &mut Step<R>,
         waker: Option<Waker>,
-    ) -> Result<Slot, (Unusual<R>, Option<Waker>)> {
-        let State { members, set, slots, counts, .. } = self;
-        match find(members, key).filter(|member| member.ended.is_none() && member.has_room()) {
-            Some(member) => post_to(set, member, slots, counts, request, waker)
-                .map_err(|(failed, waker)| (Unusual::Failed(failed), waker)),
-            None => Err((Unusual::Refused(request), waker)),
-        }
+    ) -> Result<Slot, Option<Waker>> {
+        let State { connections: Connections { members, slots, counts }, set, .. } = self;
+        let member = find(members, key).filter(|member| member.ended.is_none() && member.has_room());
+        let (Some(member), Step::New(_)) = (member, &*step) else {
+            return Err(waker);
+        };
+        let Step::New(request) = mem::replace(step, Step::Finished) else { return Err(waker) };
+        post_request(set, member, slots, counts, request, waker).map_err(|(failed, waker)| {
+            *step = Step::Refused(Box::new(failed));
+            waker
+        })
     }
 
     /// Returns the waker if the task may post now: its turn has come, and there is room. Otherwise the task waits, with its
@@ -170,7 +140,7 @@ impl<S: Sharing> State<S> {
         waker: Waker,
         effects: &mut Effects,
     ) -> Result<Waker, Held> {
-        let State { members, counts, broken, .. } = self;
+        let State { connections: Connections { members, counts, .. }, broken, .. } = self;
         let Some(member) = find(members, key) else {
             effects.drop_waker(Some(waker));
             return Err(Held::Ended(Ended::of_removed(broken).error()));
@@ -217,7 +187,7 @@ impl<S: Sharing> State<S> {
             Err(Held::Waiting(ticket)) => return Err(Unposted::Waiting(request, ticket)),
             Err(Held::Ended(error)) => return Err(Unposted::Failed(refuse(request, error))),
         };
-        let State { members, set, slots, counts, .. } = self;
+        let State { connections: Connections { members, slots, counts }, set, .. } = self;
         let Some(member) = find(members, key) else {
             effects.drop_waker(Some(waker));
             return Err(Unposted::Failed(refuse(request, Error::Closed)));
@@ -228,10 +198,12 @@ impl<S: Sharing> State<S> {
             effects.drop_waker(Some(waker));
             None
         };
-        post_to(set, member, slots, counts, request, waker).map_err(|(failed, waker)| {
+        post_request(set, member, slots, counts, request, waker).map_err(|(failed, waker)| {
             effects.drop_waker(waker);
-            // The place is still free.
-            if let Some(next) = member.room.notify() {
+            if let Some(ended) = Ended::of_doubt(&failed.error) {
+                member.end(&ended, effects);
+            } else if let Some(next) = member.room.notify() {
+                // The place is still free.
                 effects.wake(next);
             }
             Unposted::Failed(failed)
@@ -246,7 +218,7 @@ impl<S: Sharing> State<S> {
         ticket: Option<Ticket>,
         waker: Waker,
     ) -> (Received<O>, [Option<Waker>; 2]) {
-        let State { members, counts, broken, .. } = self;
+        let State { connections: Connections { members, counts, .. }, broken, .. } = self;
         let Some(member) = find(members, key) else {
             return (Received::Ended(Ended::of_removed(broken)), [Some(waker), None]);
         };
@@ -274,9 +246,7 @@ impl<S: Sharing> State<S> {
     /// Takes completions, at most [`BATCH`]. Returns their number.
     #[inline(always)]
     pub(super) fn sweep(&mut self, effects: &mut Effects) -> usize {
-        let State { set, members, slots, counts, .. } = self;
-        let mut delivery = Delivery { members, slots, counts, effects };
-        match set.poll_each_from(BATCH, |key, completion, sender| delivery.deliver(key, completion, sender)) {
+        match self.set.poll_into(BATCH, Delivery { connections: &mut self.connections, effects }) {
             Ok(swept) => swept,
             Err(error) => self.poll_failed(error, effects),
         }
@@ -299,20 +269,25 @@ impl<S: Sharing> State<S> {
     /// Ends all connections, since the queue or its driver no longer works.
     pub(super) fn fail_all(&mut self, ended: &Ended, effects: &mut Effects) {
         self.broken.get_or_insert_with(|| ended.clone());
-        for member in self.members.iter_mut().flatten() {
+        for member in self.connections.members.iter_mut().flatten() {
             member.end(ended, effects);
-            // Nobody may ever take their completions. The memory stays with the endpoint until it is removed.
-            fail_operations(member, &mut self.slots, effects);
+            member.give_up();
+        }
+        // Nobody may ever take their completions. The memory stays with the endpoints until they are removed.
+        let slots = &mut self.connections.slots;
+        for slot in slots.in_flight() {
+            finish(slots, slot, Done::Removed, effects);
         }
     }
 
     /// Adds a connection.
     pub(super) fn add(&mut self, member: Member<S>) {
         let index = member.key.index();
-        if self.members.len() <= index {
-            self.members.resize_with(index + 1, || None);
+        let members = &mut self.connections.members;
+        if members.len() <= index {
+            members.resize_with(index + 1, || None);
         }
-        self.members[index] = Some(Box::new(member));
+        members[index] = Some(Box::new(member));
     }
 
     /// Removes the endpoint of a connection, and forgets the connection.
@@ -328,8 +303,8 @@ impl<S: Sharing> State<S> {
     /// Stops the queue pairs of connections whose peers have sent more than was reserved.
     #[cold]
     fn stop_exceeded(&mut self) {
-        self.exceeded_before = self.counts.exceeded;
-        let State { set, members, .. } = self;
+        self.exceeded_before = self.connections.counts.exceeded;
+        let State { connections: Connections { members, .. }, set, .. } = self;
         for member in members.iter_mut().flatten() {
             if member.is_to_stop() {
                 // If the device refuses, the next message of the peer leads here again.
@@ -341,11 +316,11 @@ impl<S: Sharing> State<S> {
     /// Forgets a connection whose endpoint was removed, and had these buffers.
     fn forget(&mut self, key: EndpointKey, buffers: Vec<Buffer>, effects: &mut Effects) {
         effects.drop_pieces(self.set.take_leftovers());
-        let Some(mut member) = self.members.get_mut(key.index()).and_then(Option::take) else {
+        let Some(mut member) = self.connections.members.get_mut(key.index()).and_then(Option::take) else {
             return effects.drop_buffers(buffers);
         };
         member.end(&Ended::Closed, effects);
-        fail_operations(&mut member, &mut self.slots, effects);
+        fail_operations(&mut member, &mut self.connections.slots, effects);
         let Member { inbox, receives, kept, attachments, .. } = &mut *member;
         let messages = inbox.drain(..).filter_map(|message| message.buffer);
         effects.drop_buffers(buffers.into_iter().chain(messages).filter_map(|buffer| receives.post_shared(buffer)));
@@ -354,13 +329,20 @@ impl<S: Sharing> State<S> {
         member.closers.drain(..).for_each(|waker| effects.wake(waker));
     }
 
+    /// Advances the connections that are to end. Mostly there are none.
+    #[inline(always)]
     pub(super) fn advance_leaving(&mut self, effects: &mut Effects) {
-        if self.counts.exceeded != self.exceeded_before {
+        if self.connections.counts.exceeded != self.exceeded_before {
             self.stop_exceeded();
         }
-        if self.leaving.is_empty() {
-            return;
+        if !self.leaving.is_empty() {
+            self.advance_all_leaving(effects);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn advance_all_leaving(&mut self, effects: &mut Effects) {
         let now = Instant::now();
         let mut index = 0;
         while let Some(key) = self.leaving.get(index).copied() {
@@ -383,87 +365,13 @@ impl<S: Sharing> State<S> {
     /// The next time to advance the connections that this side is closing, even if there is no event.
     pub(super) fn leaving_deadline(&self) -> Option<Instant> {
         let leaving = self.leaving.iter();
-        leaving.filter_map(|key| self.members.get(key.index())?.as_deref()?.leaving_deadline()).min()
+        leaving.filter_map(|key| self.connections.members.get(key.index())?.as_deref()?.leaving_deadline()).min()
     }
-}
-
-/// Hands completions to the tasks that wait for them.
-struct Delivery<'a, S: Sharing> {
-    members: &'a mut Vec<Option<Box<Member<S>>>>,
-    slots: &'a mut Slots<Done>,
-    counts: &'a mut Counts,
-    effects: &'a mut Effects,
-}
-
-impl<S: Sharing> Delivery<'_, S> {
-    #[inline(always)]
-    fn deliver(&mut self, key: EndpointKey, completion: Completion, sender: Option<DatagramSender>) {
-        let Some(member) = find(self.members, key) else {
-            self.effects.drop_completion(completion);
-            return;
-        };
-        let is_receive = completion.id.is_receive();
-        if completion.status != WcStatus::SUCCESS || (is_receive && member.is_at_limit()) {
-            return self.deliver_unusual(key, completion);
-        }
-        if is_receive {
-            self.counts.received += 1;
-            member.inbox.push_back(completion);
-            // Known at compile time for connections, except on the slow path.
-            member.senders.extend(sender);
-            if let Some(waker) = member.readers.notify() {
-                self.effects.wake(waker);
-            }
-            return;
-        }
-        self.counts.completed += 1;
-        let slot = member.completed(completion.id.sequence());
-        match self.slots.complete(slot, Done::of(completion)) {
-            Finished::Wake(waker) => self.effects.wake(waker),
-            Finished::Drop(done) => self.effects.drop_done(done),
-        }
-        if let Some(waker) = member.room.notify() {
-            self.effects.wake(waker);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn deliver_unusual(&mut self, key: EndpointKey, completion: Completion) {
-        let Some(member) = find(self.members, key) else { return };
-        if completion.status == WcStatus::SUCCESS {
-            self.counts.exceeded += 1;
-            return member.exceed(completion, self.effects);
-        }
-        self.counts.failed += 1;
-        let is_operation = !completion.id.is_receive() && completion.operation != rdma_safe::Operation::Keepalive;
-        let sequence = completion.id.sequence();
-        let Err(failed) = completion.ok() else { return };
-        if member.ended.is_none() {
-            let ended = Ended::of(&failed);
-            member.end(&ended, self.effects);
-        }
-        if !is_operation {
-            let mut failed = failed;
-            failed.0.buffer = failed.0.buffer.take().and_then(|buffer| member.receives.post_shared(buffer));
-            return self.effects.drop_done(Done::Failed(failed));
-        }
-        match self.slots.complete(member.completed(sequence), Done::Failed(failed)) {
-            Finished::Wake(waker) => self.effects.wake(waker),
-            Finished::Drop(done) => self.effects.drop_done(done),
-        }
-    }
-}
-
-/// The connection of this key, unless it was removed.
-#[inline(always)]
-pub(super) fn find<S: Sharing>(members: &mut [Option<Box<Member<S>>>], key: EndpointKey) -> Option<&mut Member<S>> {
-    members.get_mut(key.index())?.as_deref_mut().filter(|member| member.key == key)
 }
 
 /// Posts an operation to a connection that has room. It has a slot if there is a waker, which is returned if the operation fails.
 #[inline(always)]
-fn post_to<S: Sharing, R: Request>(
+fn post_request<S: Sharing, R: Request>(
     set: &mut EndpointSet,
     member: &mut Member<S>,
     slots: &mut Slots<Done>,
@@ -472,25 +380,34 @@ fn post_to<S: Sharing, R: Request>(
     waker: Option<Waker>,
 ) -> Result<Slot, (Failed, Option<Waker>)> {
     let Some(mut endpoint) = set.endpoint(member.key) else { return Err((refuse(request, Error::Closed), waker)) };
-    match request.post(&mut endpoint) {
-        Ok(id) => {
-            let slot = waker.map_or(Slot::NONE, |waker| slots.insert(waker));
-            member.posted(id.sequence(), slot);
+    let slot = waker.map_or(Slot::NONE, |waker| slots.insert(member.key.index() as u32, waker));
+    match request.post(&mut endpoint, slot.number()) {
+        Ok(_) => {
+            member.posted(1);
             counts.posted += 1;
             Ok(slot)
         }
-        Err(rejected) => Err((Failed::rejected(rejected), waker)),
+        Err(rejected) => Err(not_posted(member, slots, slot, rejected)),
     }
 }
 
-/// Tells the tasks of all operations in flight that no completion of theirs will be taken.
-fn fail_operations<S: Sharing>(member: &mut Member<S>, slots: &mut Slots<Done>, effects: &mut Effects) {
-    for slot in member.take_slots() {
-        match slots.complete(slot, Done::Removed) {
-            Finished::Wake(waker) => effects.wake(waker),
-            Finished::Drop(done) => effects.drop_done(done),
-        }
-    }
+/// Gives back the slot of an operation that was not posted. Its result, if the provider has taken it nevertheless, is dropped.
+#[cold]
+#[inline(never)]
+fn not_posted<S: Sharing>(
+    member: &mut Member<S>,
+    slots: &mut Slots<Done>,
+    slot: Slot,
+    rejected: Rejected,
+) -> (Failed, Option<Waker>) {
+    let waker = if matches!(rejected.error, PostError::MaybePosted { .. }) {
+        // Counted, so that removing the connection frees the slot.
+        member.posted(1);
+        slots.abandon(slot).1
+    } else {
+        slots.cancel(slot)
+    };
+    (Failed::rejected(rejected), waker)
 }
 
 /// Returns the memory of work that is not posted.

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use crate::core::{Finished, Slots, Ticket, Waiters};
+use crate::core::{Slots, Ticket, Waiters};
 use driver::Driver;
 use driver::events::{Deadline, Events};
 use error::{Error, Result};
@@ -173,13 +173,13 @@ fn an_operation_completes_while_its_future_is_polled_or_dropped() {
         explore(4, move || {
             let slots = Arc::new(Mutex::new(Slots::<Arc<()>>::with_capacity(1)));
             let memory = Arc::new(());
-            let slot = lock(&slots).insert(Waker::noop().clone());
+            let slot = lock(&slots).insert(0, Waker::noop().clone());
             let (driver, result) = (slots.clone(), memory.clone());
             let driver = thread::spawn(move || {
                 let finished = lock(&driver).complete(slot, result);
                 match finished {
-                    Finished::Wake(waker) => waker.wake(),
-                    Finished::Drop(result) => drop(result),
+                    Ok(waker) => waker.wake(),
+                    Err(result) => drop(result),
                 }
             });
             if is_dropped {

@@ -8,7 +8,7 @@ use rdma_safe::EndpointKey;
 
 use super::poller::Poller;
 use crate::Sharing;
-use crate::core::{Finished, Slot, Slots};
+use crate::core::{Slot, Slots};
 use crate::effects::Effects;
 use crate::sync::{Mutex, lock};
 
@@ -33,7 +33,7 @@ impl<S: Sharing> Queue<S> {
 
     pub(crate) fn post(&self, context: &Context<'_>) -> Slot {
         let waker = context.waker().clone();
-        S::with(&self.slots, |slots| slots.insert(waker))
+        S::with(&self.slots, |slots| slots.insert(0, waker))
     }
 
     pub(crate) fn take(&self, slot: Slot, context: &Context<'_>) -> Poll<()> {
@@ -57,9 +57,8 @@ impl<S: Sharing> Queue<S> {
         let swept = S::with(&self.slots, |slots| {
             let completed = std::mem::take(&mut lock(&self.device).completed);
             for slot in &completed {
-                match slots.complete(*slot, ()) {
-                    Finished::Wake(waker) => effects.wake(waker),
-                    Finished::Drop(()) => {}
+                if let Ok(waker) = slots.complete(*slot, ()) {
+                    effects.wake(waker);
                 }
             }
             completed.len()
