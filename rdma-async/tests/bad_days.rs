@@ -335,3 +335,45 @@ fn status(error: &Error) -> WcStatus {
         other => panic!("{other:?}"),
     }
 }
+
+#[tokio::test]
+async fn a_connection_that_ends_leaves_the_operations_of_others_alone() {
+    let _watchdog = soft0();
+    let driver = Driver::current().unwrap();
+    let listener = Listener::builder().receives(2).bind("127.0.0.1:0").await.unwrap();
+    let connector = Connector::with_driver(&driver).linger(Duration::ZERO);
+    let (leaving, _its_peer) = pair(&connector, &listener).await;
+    let (staying, peer) = pair(&connector, &listener).await;
+    // The peers have fewer receives than that, and nobody takes the messages.
+    let send = |connection: &Connection, number: u8| {
+        let connection = connection.clone();
+        tokio::spawn(async move {
+            let buffer = connection.buffer_of(&[number]).await?;
+            connection.send(buffer).await.map(drop).map_err(Error::from)
+        })
+    };
+    let (mut ends, mut results) = (Vec::new(), Vec::new());
+    for number in 0..8 {
+        ends.push(send(&leaving, number));
+        results.push(send(&staying, number));
+    }
+    until("sends are in flight", || driver.statistics().operations >= 8).await;
+    soon(leaving.close()).await;
+    let mut failed = 0;
+    for end in ends {
+        failed += usize::from(soon(end).await.unwrap().is_err());
+    }
+    assert!(failed >= 6, "{failed} sends have failed");
+    assert!(results.iter().filter(|task| !task.is_finished()).count() >= 6, "they still wait for receives");
+    // A new connection gets the number of the one that has ended.
+    let (next, its_peer) = pair(&connector, &listener).await;
+    results.push(send(&next, 99));
+    assert_eq!(soon(its_peer.receive()).await.unwrap().unwrap()[..], [99]);
+    for number in 0..8 {
+        assert_eq!(soon(peer.receive()).await.unwrap().unwrap()[..], [number]);
+    }
+    for result in results {
+        soon(result).await.unwrap().unwrap();
+    }
+    until("no operation is left", || driver.statistics().operations == 0).await;
+}

@@ -20,8 +20,6 @@ pub(super) struct Gates {
     /// Open if nothing is left to hand out, nothing is staged, and completions have exactly the fields that all
     /// endpoints request.
     pub(super) poll: bool,
-    /// Open if `poll` is open and the endpoint has no pool.
-    pub(super) plain: bool,
 }
 
 /// Operations that share the `send` gate.
@@ -31,18 +29,12 @@ const FAST_OPS: SendOps = SendOps::SEND.union(SendOps::RDMA_WRITE);
 const NO_DOMAIN: usize = 1;
 
 impl Gates {
-    pub(super) const SHUT: Gates =
-        Gates { send: NO_DOMAIN, read: NO_DOMAIN, receive: NO_DOMAIN, poll: false, plain: false };
+    pub(super) const SHUT: Gates = Gates { send: NO_DOMAIN, read: NO_DOMAIN, receive: NO_DOMAIN, poll: false };
 
     /// Whether `buffer` can be received into on the fast path. Its capacity then fits in 32 bits.
     #[inline(always)]
     pub(super) fn receive(&self, buffer: &Buffer) -> bool {
         buffer.gate() == self.receive
-    }
-
-    /// Polls take the slow path from now on.
-    pub(super) fn shut_polls(&mut self) {
-        (self.poll, self.plain) = (false, false);
     }
 }
 
@@ -77,7 +69,6 @@ impl<I: Interface> Poster<I> {
         // Datagrams need their headers and senders recorded, which only the slow path does.
         let datagrams = self.live.datagrams.is_some();
         self.gates.poll = !datagrams && !pending && !self.has_completed() && !self.settings.timestamps;
-        self.gates.plain = self.gates.poll && self.live.pool.is_none();
         if (self.settings.max_message as usize) < Buffer::SHORT {
             return;
         }

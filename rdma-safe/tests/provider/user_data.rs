@@ -4,7 +4,7 @@ use rdma_safe::endpoint::{CompletionSink, DatagramSender, Succeeded, Transfer};
 use rdma_safe::mr::Pages;
 use rdma_safe::{Access, Completion, EndpointKey, Operation, Work};
 
-use crate::endpoint_sets::Service;
+use crate::endpoint_sets::{Service, pool};
 use crate::support::{builder, connect, done, nothing, on_each_interface};
 
 #[test]
@@ -108,5 +108,76 @@ fn a_sink_is_given_the_same_work_by_the_function_for_it() {
         while service.set.poll_into(8, &mut passed).unwrap() != 0 {}
         let failed: Vec<_> = passed.completed.iter().filter(|done| done.1 == Operation::Send).collect();
         assert_eq!(failed, [&(first, Operation::Send, 50, false), &(first, Operation::Send, 51, false)]);
+    });
+}
+
+#[test]
+fn a_sink_is_given_receives_of_a_pool_and_messages_with_immediate_data() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let receives = pool(&pd);
+        let mut service = Service::new(&pd, interfaces, 2, Some(&receives));
+        service.say(1, b"hello");
+        service.peers[0].post(Work::send_inline(b"urgent").imm(7)).unwrap();
+        assert_eq!(done(&mut service.peers[0]).operation, Operation::Send);
+        service.say(0, b"bye");
+        let mut passed = Passed::default();
+        assert_eq!(service.set.poll_into(8, &mut passed).unwrap(), 3);
+        let [first, second] = [service.keys[0], service.keys[1]];
+        let immediate = (first, Operation::Receive, 0, true);
+        if interfaces.extended_cq {
+            // The message with immediate data ends the fast path.
+            assert_eq!(passed.received[0], (second, b"hello".to_vec()));
+            assert_eq!(passed.completed[0], immediate);
+        }
+        assert_eq!(passed.received.len() + passed.completed.len(), 3);
+        assert!(passed.completed.contains(&immediate));
+        assert_eq!(receives.receives_in_flight(), 1);
+    });
+}
+
+/// A sink that fails.
+struct Failing;
+
+impl CompletionSink for Failing {
+    fn completed(&mut self, _: EndpointKey, _: Completion, _: Option<DatagramSender>) {
+        panic!("on purpose");
+    }
+}
+
+#[test]
+fn a_sink_that_panics_ends_the_poll() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces, 1, None);
+        let key = service.keys[0];
+        for text in [&b"lost"[..], b"found"] {
+            service.set.endpoint(key).unwrap().receive(pd.allocate(16).unwrap()).unwrap();
+            service.say(0, text);
+        }
+        let poll = || service.set.poll_into(8, Failing);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll)).is_err());
+        assert_eq!(fake.take_violations(), [""; 0]);
+        assert_eq!(service.next_text(), (0, b"found".to_vec()));
+    });
+}
+
+#[test]
+fn reads_of_a_set_have_their_length_however_they_are_taken() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let exposed = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
+        let mut service = Service::new(&pd, interfaces, 1, None);
+        let mut endpoint = service.set.endpoint(service.keys[0]).unwrap();
+        for len in [8, 16] {
+            let remote = exposed.remote().slice(0, len).unwrap();
+            endpoint.transfer(Transfer::Read(remote), pd.allocate(len as usize).unwrap(), len as u32).unwrap();
+        }
+        let mut lengths = Vec::new();
+        let taken = service.set.poll_each(1, |_, done| lengths.push((done.operation, done.byte_len, done.user_data)));
+        assert_eq!(taken.unwrap(), 1);
+        let (_, done) = service.set.poll().unwrap().unwrap();
+        lengths.push((done.operation, done.byte_len, done.user_data));
+        assert_eq!(lengths, [(Operation::Read, 8, 8), (Operation::Read, 16, 16)]);
     });
 }

@@ -7,10 +7,10 @@ use super::backlog::{Backlog, Backlogs};
 use super::leftovers::Leftovers;
 use super::qp_numbers::{Owner, QpNumbers};
 use super::{CompletionSink, EndpointKey};
-use crate::endpoint::completion::{Completion, Operation};
+use crate::endpoint::completion::{Completion, Operation, Succeeded, WorkId};
 use crate::endpoint::datagram::DatagramSender;
 use crate::endpoint::keepalive::{Check, Keepalive};
-use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
+use crate::endpoint::poll::{CurrentCompletion, record, take_fast};
 use crate::endpoint::poll_each::{take_received, take_sent};
 use crate::endpoint::{Live, Poster};
 use crate::qp::QpId;
@@ -207,23 +207,26 @@ impl Members {
         self.ready.is_empty() && self.deferred.is_empty()
     }
 
-    /// The fast path of a poll of several, for endpoints without a pool: [`take_sent`] and [`take_received`].
+    /// The fast path of a poll of several: the oldest work of its ring or a receive of a pool has succeeded, and has no immediate
+    /// data. Returns whether it has taken the completion.
     ///
-    /// Returns whether it has taken the completion.
+    /// Any other completion changes nothing. Nothing may be left to hand out.
     #[inline(always)]
     pub(super) fn take_plain(&mut self, found: &WorkCompletion<'_>, sink: &mut impl CompletionSink) -> bool {
         let Some(index) = found.qp_num().and_then(|number| self.by_qp_num.slot(number)) else { return false };
         let Some(Slot { poster: Some(poster), id, .. }) = self.slots.get_mut(index as usize) else { return false };
-        if !poster.gates.plain {
+        if !poster.gates.poll {
             return false;
         }
-        let Live { sends, receives, .. } = &mut poster.live;
+        let Live { sends, receives, pool, .. } = &mut poster.live;
         if found.wr_id() == sends.oldest() {
             let Some(sent) = take_sent(sends, found) else { return false };
             sink.sent(EndpointKey { index, id: *id }, sent);
             return true;
         }
-        let Some(received) = take_received(receives, found) else { return false };
+        let received =
+            if pool.is_some() { take_shared(&mut poster.live, found) } else { take_received(receives, found) };
+        let Some(received) = received else { return false };
         sink.received(EndpointKey { index, id: *id }, received);
         true
     }
@@ -244,23 +247,15 @@ impl Members {
             return Err(current);
         }
         let key = EndpointKey { index, id: *id };
-        let Live { sends, receives, pool, keepalive, .. } = &mut poster.live;
-        let ticket = found.wr_id();
-        let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(ticket)) else {
-            let taken = take_fast(sends, receives, current, |completion| (key, completion));
-            return taken.map_err(|(current, _)| current);
-        };
-        // A write that consumes a receive carries immediate data, so receives without it need no check of their opcode.
-        if found.status() != WcStatus::SUCCESS || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
-            return Err(current);
+        let Live { sends, receives, pool, .. } = &mut poster.live;
+        if pool.is_some() && Slab::is_ticket(found.wr_id()) {
+            return match take_shared(&mut poster.live, &found) {
+                Some(received) => Ok((key, received.into())),
+                None => Err(current),
+            };
         }
-        let byte_len = found.byte_len().unwrap_or(0);
-        let Some(mut buffer) = slab.take(ticket) else { return Err(current) };
-        drop(current);
-        Keepalive::count(keepalive);
-        buffer.set_len_within(byte_len);
-        let outcome = Outcome { byte_len: buffer.len() as u32, ..Outcome::DONE };
-        Ok((key, Completion::new(ticket, Operation::Receive, Some(buffer), outcome)))
+        let taken = take_fast(sends, receives, current, |completion| (key, completion));
+        taken.map_err(|(current, _)| current)
     }
 
     /// Records a completion at its endpoint.
@@ -292,7 +287,7 @@ impl Members {
             }
         }
         if poster.has_completed() {
-            poster.gates.shut_polls();
+            poster.gates.poll = false;
             if !std::mem::replace(&mut slot.is_ready, true) {
                 self.ready.push_back(index);
             }
@@ -417,4 +412,19 @@ impl Members {
         let keys = self.slots.iter().zip(0..).filter(|(slot, _)| slot.poster.is_some());
         keys.map(|(slot, index)| EndpointKey { index, id: slot.id })
     }
+}
+
+/// Takes a receive of a pool that has succeeded, without immediate data and without an invalidated key.
+#[inline]
+fn take_shared(live: &mut Live, found: &WorkCompletion<'_>) -> Option<Succeeded> {
+    let slab = live.pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(found.wr_id()))?;
+    // A write that consumes a receive carries immediate data, so receives without it need no check of their opcode.
+    if found.status() != WcStatus::SUCCESS || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
+        return None;
+    }
+    let byte_len = found.byte_len().unwrap_or(0);
+    let mut buffer = slab.take(found.wr_id())?;
+    Keepalive::count(&mut live.keepalive);
+    buffer.set_len_within(byte_len);
+    Some(Succeeded { id: WorkId(found.wr_id()), operation: Operation::Receive, user_data: 0, buffer })
 }

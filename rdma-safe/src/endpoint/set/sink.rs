@@ -9,9 +9,8 @@ use crate::endpoint::{Completion, DatagramSender, Succeeded};
 pub trait CompletionSink {
     /// Takes a completion. It gets all work if the other functions are not implemented.
     ///
-    /// Otherwise it gets the rest: work that has failed, messages with immediate data or an invalidated key, lists, datagrams, and
-    /// receives of a pool. It also gets work of sets with a classic queue, timestamps or receive shares, and work that has waited
-    /// in the set.
+    /// Otherwise it gets the rest: work that has failed, messages with immediate data or an invalidated key, lists and datagrams.
+    /// It also gets work of sets with a classic queue, timestamps or receive shares, and work that has waited in the set.
     ///
     /// `sender` is the sender of a datagram that was received.
     fn completed(&mut self, key: EndpointKey, completion: Completion, sender: Option<DatagramSender>);
