@@ -170,7 +170,8 @@ impl Channel {
     ///
     /// At most 16 offers are open. A further one waits until this end receives a written message. So the task that receives may
     /// await an offer for each written message that it has received, but not a seventeenth one. Memory that was not used is freed
-    /// when the last handle of the channel is dropped and the connection is gone.
+    /// when the last handle of the channel is dropped and the connection is gone. If the peer has said that it sends no more, the
+    /// memory is freed at once, and that is no error.
     ///
     /// # Errors
     /// The memory is freed. [`Error::Connection`] when it is empty or cannot be registered; [`Error::Closed`] after

@@ -28,7 +28,9 @@ impl Drop for Reservation<'_> {
 /// Offers memory to the peer, once fewer offers are open.
 pub(crate) async fn offer(handle: &Handle, memory: Vec<u8>) -> Result<()> {
     let mut waiting = Waiting::new(handle, Waits::ForAcknowledgements);
-    poll_fn(|context| waiting.poll(context, Engine::try_reserve_space)).await?;
+    if !poll_fn(|context| waiting.poll(context, Engine::try_reserve_space)).await? {
+        return Ok(());
+    }
     let reservation = Reservation(Some(handle));
     let region = handle.0.pd.expose(memory, Access::REMOTE_WRITE).map_err(rdma_async::Error::from)?;
     reservation.offer(region)

@@ -139,13 +139,16 @@ impl Spaces {
 }
 
 impl Engine {
-    /// Reserves one of the spaces that may be open. `None` if none is left.
-    pub(crate) fn try_reserve_space(&mut self) -> Result<Option<()>, Error> {
+    /// Reserves one of the spaces that may be open. `None` if none is left. False if the peer sends no more, and needs none.
+    pub(crate) fn try_reserve_space(&mut self) -> Result<Option<bool>, Error> {
+        if self.incoming.has_end() && !self.outgoing.has_finished() {
+            return Ok(Some(false));
+        }
         self.check_open()?;
         let Spaces { own, due, reserved, .. } = &mut self.spaces;
         let is_free = own.len() + due.len() + *reserved < SPACES;
         *reserved += usize::from(is_free);
-        Ok(is_free.then_some(()))
+        Ok(is_free.then_some(true))
     }
 
     /// Uses a reservation to offer memory. Without memory, another task may use it.
@@ -157,7 +160,8 @@ impl Engine {
             (Some(region), Ok(())) => self.spaces.due.push_back(region),
             (unused, _) => self.freed.spaces.extend(unused),
         }
-        open
+        // The peer may have left after its last message.
+        if self.incoming.has_end() && !self.outgoing.has_finished() { Ok(()) } else { open }
     }
 
     /// Tells the peer of memory, as far as there is credit.
