@@ -3,12 +3,21 @@
 use rdma_safe::device::DeviceCapabilities;
 
 use crate::support::device;
-use crate::support::program::Program;
+use crate::support::program::{Program, Running};
 
 /// Runs an example, which must succeed; returns the lines that it prints, sorted.
 fn lines_of(example: &str) -> Option<Vec<String>> {
     device()?;
-    let mut running = Program::example(example)?.start_with(&[]);
+    lines(example, Program::example(example)?.start_with(&[]))
+}
+
+/// The same for an example that connects by a loopback address, which is soft0's.
+fn lines_on_soft0(example: &str) -> Option<Vec<String>> {
+    let device = [("RDMA_DEVICE", "soft0".to_owned())];
+    lines(example, Program::example(example)?.start_in(&device, &[]))
+}
+
+fn lines(example: &str, mut running: Running) -> Option<Vec<String>> {
     let (status, text) = running.finish();
     assert!(status.success(), "{example}: {status}\n{text}");
     let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
@@ -38,6 +47,18 @@ fn hello_many_answers_each_client() {
     let Some(lines) = lines_of("hello_many") else { return };
     let expected = [1, 2, 3].map(|number| format!(r#"client {number}: received "hello, client {number}""#));
     assert_eq!(lines, expected);
+}
+
+#[test]
+fn hello_offers_receives_each_block() {
+    let Some(lines) = lines_on_soft0("hello_offers") else { return };
+    assert_eq!(lines, std::array::from_fn::<_, 8, _>(|number| format!("a block of 1048576 bytes, each {number}")));
+}
+
+#[test]
+fn hello_datagrams_answers_each_client() {
+    let Some(lines) = lines_on_soft0("hello_datagrams") else { return };
+    assert_eq!(lines, ["alice", "bob"].map(|name| format!("{name}: received {:?}", format!("hello, {name}"))));
 }
 
 #[test]
