@@ -6,7 +6,8 @@ use super::builder::FIELDS;
 use super::completion::Extra;
 use super::gates::Gates;
 use super::keepalive::{Keepalive, PROBE};
-use super::ring::{Done, Kind, Ring};
+use super::poll_each::take_sent;
+use super::ring::{Done, Ring};
 use super::wait::{self, Waitable};
 use super::{Armed, Completion, Endpoint, Live, Operation, Poster, RECEIVE, SlowResults, WorkId};
 use rdma_sys::ibv_wc;
@@ -355,16 +356,9 @@ pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
     }
     let id = found.wr_id();
     if id == sends.oldest() {
-        let Kind { operation, user_data, .. } = sends.oldest_kind();
-        let Some(buffer) = sends.take_oldest() else { return Err((current, f)) };
+        let Some(sent) = take_sent(sends, &found) else { return Err((current, f)) };
         drop(current);
-        // Reads and atomics fill the whole buffer.
-        let byte_len = match operation {
-            Operation::Read | Operation::Atomic => buffer.len() as u32,
-            _ => 0,
-        };
-        let outcome = Outcome { byte_len, ..Outcome::DONE };
-        return Ok(f(Completion { user_data, ..Completion::new(id, operation, Some(buffer), outcome) }));
+        return Ok(f(sent.into()));
     }
     if id != receives.oldest() {
         return Err((current, f));
