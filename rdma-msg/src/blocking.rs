@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use rdma_async::Destination;
 use rdma_safe::cm::Address;
 
-use crate::{Error, Message, Payload, Result};
+use crate::{Error, Message, Messages, Payload, Result};
 
 /// A [`Channel`](crate::Channel) whose calls block.
 #[derive(Clone, Debug)]
@@ -72,6 +72,23 @@ impl Channel {
     /// [`Error::Timeout`]; the errors of [`Channel::receive`](crate::Channel::receive).
     pub fn receive(&self, timeout: Duration) -> Result<Option<Message>> {
         block_on(self.0.receive(), timeout)
+    }
+
+    /// Sends messages in order: [`Channel::send_many`](crate::Channel::send_many). After a timeout, the first of them may have been
+    /// sent.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when the peer has no room; the errors of [`Channel::send_many`](crate::Channel::send_many).
+    pub fn send_many<'m>(&self, messages: impl IntoIterator<Item = &'m [u8]>, timeout: Duration) -> Result<()> {
+        block_on(self.0.send_many(messages), timeout)
+    }
+
+    /// The next messages: [`Channel::receive_many`](crate::Channel::receive_many). After a timeout, no message is lost.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; the errors of [`Channel::receive_many`](crate::Channel::receive_many).
+    pub fn receive_many(&self, timeout: Duration) -> Result<Option<Messages>> {
+        block_on(self.0.receive_many(), timeout)
     }
 
     /// Offers memory for a message: [`Channel::offer`](crate::Channel::offer). After a timeout, the memory is dropped.

@@ -15,9 +15,10 @@ use crate::engine::{Engine, Reserved, Unpacker, WRITE_PARTS, Waits};
 use crate::error::{Error, Result};
 use crate::flow::Limits;
 use crate::lent::Lent;
+use crate::many::Messages;
 use crate::message::{Arrival, CopyBudget, Message};
 use crate::options::Options;
-use crate::payload::Payload;
+use crate::payload::{self, Payload};
 use crate::sending::Send;
 use crate::shared::Shared;
 use crate::waiting::Place;
@@ -113,6 +114,10 @@ impl Channel {
         Channel { handle }
     }
 
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// Sends a message. [`Payload`] lists the types that can be sent.
     ///
     /// Ready when the message is on its way or shares the next packet, like a write to a socket. To know that it has reached the
@@ -127,6 +132,8 @@ impl Channel {
     ///
     /// The memory is freed when it was read or written, or when the channel ends. Memory that cannot be registered is copied.
     ///
+    /// [`Channel::send_many`] costs less for each of many short messages.
+    ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
     pub fn send<'c>(&'c self, message: impl Into<Payload<'c>>) -> Send<'c> {
@@ -138,6 +145,8 @@ impl Channel {
     ///
     /// Dropping the future loses no message. When a task takes a message, this end starts to read the next one from the memory of
     /// the peer, if it has arrived, has at most 1 MiB, and at least half of the [pool](Channel::pool) is free.
+    ///
+    /// [`Channel::receive_many`] costs less for each of many short messages.
     pub fn receive(&self) -> Receive<'_> {
         Receive(Waiting::new(&self.handle, Waits::ToReceive))
     }
@@ -390,6 +399,15 @@ impl<H: AsRef<Handle>> Waiting<H> {
         self.poll_arrival(context)
     }
 
+    /// The next messages; `None` when the peer sends no more.
+    pub(crate) fn poll_messages(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Messages>>> {
+        let unpacker = &self.handle().0.shared.unpacker;
+        if let Some(run) = ready!(poll_lent(unpacker, context, Unpacker::take_run)) {
+            return Poll::Ready(Ok(Some(run.into())));
+        }
+        self.poll_arrival(context).map_ok(|message| message.map(Messages::from))
+    }
+
     /// The next message, which the engine takes.
     fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
         let arrived = ready!(self.poll(context, Engine::try_receive))?;
@@ -406,6 +424,15 @@ impl<H: AsRef<Handle>> Waiting<H> {
             message.touch();
         }
         poll_lent(packer, context, |packer| packer.add(message))
+    }
+
+    /// Like [`Waiting::poll_add`], for several messages. Returns how many were added.
+    pub(crate) fn poll_add_all(&self, context: &mut Context<'_>, messages: &[&[u8]]) -> Poll<usize> {
+        let packer = &self.handle().0.shared.packer;
+        if packer.is_lent() {
+            messages.iter().for_each(|message| payload::touch(message));
+        }
+        poll_lent(packer, context, |packer| Some(packer.add_all(messages))).map(Option::unwrap_or_default)
     }
 
     /// Calls `f` if it is the turn of this task. The task waits while `f` returns `None`.

@@ -178,7 +178,7 @@ fn is_same(other: &ProtectionDomain, pd: &ProtectionDomain) -> bool {
 
 /// Reads a byte of each page of a slice.
 #[inline(always)]
-fn touch(slice: &[u8]) {
+pub(crate) fn touch(slice: &[u8]) {
     const PAGE: usize = 4096;
     slice.chunks(PAGE).filter_map(<[u8]>::first).chain(slice.last()).for_each(|byte| {
         black_box(*byte);

@@ -86,6 +86,25 @@ async fn short_messages_allocate_nothing_and_vectors_are_not_copied() {
     // Into packets, and out of them.
     let long = cost(&channels, || &bytes[..]).await;
     assert!(long.allocations <= 2 * COUNT && long.copied == 2 * 60_000, "{long:?}");
+    // Several at once: the packets that messages share are counted by references.
+    let [client, server] = &channels;
+    let exchange = async || {
+        let (sent, received) = tokio::join!(client.send_many((0..10_000).map(|_| &bytes[..64])), async {
+            let mut count = 0;
+            while count < 10_000 {
+                count += server.receive_many().await.unwrap().unwrap().len();
+            }
+            count
+        });
+        sent.unwrap();
+        assert_eq!(received, 10_000);
+    };
+    soon(exchange()).await;
+    let (before, packets) = (ALLOCATIONS.get(), client.statistics().packets_sent);
+    soon(exchange()).await;
+    let (allocations, packets) = (ALLOCATIONS.get() - before, client.statistics().packets_sent - packets);
+    assert!(allocations <= packets + 5, "{allocations} allocations for {packets} packets");
+    assert!(packets < 1000, "{packets} packets");
     // The peer reads it where it is.
     let in_place = cost(&channels, || vec![7; 100_000]).await;
     assert!(in_place.allocations <= 8 * COUNT && in_place.copied == 0, "{in_place:?}");

@@ -28,6 +28,12 @@ fn threads_exchange_messages_and_deadlines_lose_none() {
         channel.send(&vec![7; len][..], SOON).unwrap();
         assert!(*channel.receive(SOON).unwrap().unwrap() == *vec![7; len]);
     }
+    channel.send_many([&b"several"[..], b"at once"], SOON).unwrap();
+    let mut received = Vec::new();
+    while received.len() < 2 {
+        received.extend(channel.receive_many(SOON).unwrap().unwrap().iter().map(<[u8]>::to_vec));
+    }
+    assert_eq!(received, [b"several", b"at once"]);
     let error = channel.send(&[0; 100_001][..], SOON).unwrap_err();
     assert!(matches!(error, Error::TooLong { .. }), "{error}");
     channel.finish(SOON).unwrap();

@@ -39,6 +39,8 @@ impl Program {
     /// Whether it can be measured with this pattern.
     fn has(self, pattern: Pattern) -> bool {
         match self {
+            // A ping-pong has one message at a time.
+            Program::Own(Transport::Many, _) => pattern == Pattern::OneWay,
             Program::Own(transport, _) => !pattern.is_grpc() || transport.has_grpc(),
             Program::Ucx(_) => !pattern.is_grpc(),
         }
@@ -47,9 +49,11 @@ impl Program {
 
 const UDP: &[(&str, &str)] = &[("RDMA_SOFT_UDP", "1")];
 
-const COLUMNS: [(&str, Program); 10] = [
+const COLUMNS: [(&str, Program); 12] = [
     ("Channel, shared memory", Program::Own(Transport::Channel, &[])),
     ("Channel, UDP", Program::Own(Transport::Channel, UDP)),
+    ("Channel, several at once, shared memory", Program::Own(Transport::Many, &[])),
+    ("Channel, several at once, UDP", Program::Own(Transport::Many, UDP)),
     ("Channel in place, shared memory", Program::Own(Transport::Owned, &[])),
     ("Channel in place, UDP", Program::Own(Transport::Owned, UDP)),
     ("Stream, shared memory", Program::Own(Transport::Stream, &[])),

@@ -90,7 +90,9 @@ pub(crate) async fn serve(transport: Transport) -> Result<String> {
             tokio::spawn(async move { server.serve_with_incoming(Echo, incoming).await });
             Ok(address)
         }
-        Transport::Channel | Transport::Owned | Transport::Unix => Err("gRPC is measured over streams and TCP".into()),
+        Transport::Channel | Transport::Many | Transport::Owned | Transport::Unix => {
+            Err("gRPC is measured over streams and TCP".into())
+        }
     }
 }
 

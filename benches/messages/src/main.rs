@@ -161,6 +161,9 @@ async fn serve(mut link: Link) -> Result<()> {
     if let Link::Owned(channel) = &link {
         return serve_in_place(channel, is_echo).await;
     }
+    if let (Link::Many(channel), false) = (&link, is_echo) {
+        return serve_many(channel).await;
+    }
     let mut reply = Bytes::new();
     while let Some(is_last) = link
         .receive(|bytes| {
@@ -181,6 +184,18 @@ async fn serve(mut link: Link) -> Result<()> {
                 link.flush().await?;
             }
             (false, false) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Receives one-way messages, several at once.
+async fn serve_many(channel: &Channel) -> Result<()> {
+    while let Some(messages) = channel.receive_many().await? {
+        for message in &messages {
+            if message.len() == 1 {
+                channel.send(&[1][..]).await?;
+            }
         }
     }
     Ok(())
@@ -266,9 +281,7 @@ async fn exchange(mut link: Link, pattern: Pattern, size: usize, end: Instant) -
             // The clock is read for every 64 KiB.
             let chunk = ((64 << 10) / message.len()).max(1) as u64;
             while Instant::now() < end {
-                for _ in 0..chunk {
-                    link.send(&message).await?;
-                }
+                link.send_repeated(&message, chunk).await?;
                 count += chunk;
             }
             link.send(&Bytes::from_static(&[1])).await?;

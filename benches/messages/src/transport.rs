@@ -11,6 +11,8 @@ use crate::Result;
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
     Channel,
+    /// A channel that sends and receives several messages at once.
+    Many,
     /// A channel to which memory moves in.
     Owned,
     Stream,
@@ -26,6 +28,7 @@ impl Transport {
 
 pub(crate) enum Listener {
     Channel(rdma_msg::Listener),
+    Many(rdma_msg::Listener),
     Owned(rdma_msg::Listener),
     Stream(rdma_msg::StreamListener),
     Tcp(TcpListener),
@@ -35,6 +38,7 @@ pub(crate) enum Listener {
 /// A connection.
 pub(crate) enum Link {
     Channel(Channel),
+    Many(Channel),
     Owned(Channel),
     Bytes(Bytes),
 }
@@ -83,6 +87,7 @@ impl Listener {
         };
         Ok(match transport {
             Transport::Channel => Listener::Channel(builder().bind(address).await?),
+            Transport::Many => Listener::Many(builder().bind(address).await?),
             Transport::Owned => Listener::Owned(builder().bind(address).await?),
             Transport::Stream => Listener::Stream(builder().bind_streams(address).await?),
             Transport::Tcp => Listener::Tcp(TcpListener::bind(address).await?),
@@ -96,7 +101,9 @@ impl Listener {
 
     pub(crate) fn address(&self) -> Result<String> {
         Ok(match self {
-            Listener::Channel(listener) | Listener::Owned(listener) => listener.local_address().to_string(),
+            Listener::Channel(listener) | Listener::Many(listener) | Listener::Owned(listener) => {
+                listener.local_address().to_string()
+            }
             Listener::Stream(listener) => listener.local_address().to_string(),
             Listener::Tcp(listener) => listener.local_addr()?.to_string(),
             Listener::Unix(listener) => {
@@ -109,6 +116,7 @@ impl Listener {
     pub(crate) async fn accept(&self) -> Result<Link> {
         Ok(match self {
             Listener::Channel(listener) => Link::Channel(listener.accept().await?),
+            Listener::Many(listener) => Link::Many(listener.accept().await?),
             Listener::Owned(listener) => Link::Owned(listener.accept().await?),
             Listener::Stream(listener) => Bytes::rdma(listener.accept().await?),
             Listener::Tcp(listener) => Bytes::tcp(listener.accept().await?.0)?,
@@ -123,6 +131,7 @@ impl Link {
         let connector = || driver.map_or_else(Connector::new, |driver| Ok(Connector::with_driver(driver)));
         Ok(match transport {
             Transport::Channel => Link::Channel(connector()?.connect(address).await?),
+            Transport::Many => Link::Many(connector()?.connect(address).await?),
             Transport::Owned => Link::Owned(connector()?.connect(address).await?),
             Transport::Stream => Bytes::rdma(connector()?.connect_stream(address).await?),
             Transport::Tcp => Bytes::tcp(TcpStream::connect(address).await?)?,
@@ -132,12 +141,23 @@ impl Link {
 
     pub(crate) async fn send(&mut self, message: &bytes::Bytes) -> Result<()> {
         match self {
-            Link::Channel(channel) => channel.send(&message[..]).await?,
+            Link::Channel(channel) | Link::Many(channel) => channel.send(&message[..]).await?,
             Link::Owned(channel) => channel.send(message.clone()).await?,
             Link::Bytes(Bytes { writer, .. }) => {
                 writer.write_all(&(message.len() as u32).to_be_bytes()).await?;
                 writer.write_all(message).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Sends a message several times.
+    pub(crate) async fn send_repeated(&mut self, message: &bytes::Bytes, times: u64) -> Result<()> {
+        if let Link::Many(channel) = self {
+            return Ok(channel.send_many((0..times).map(|_| &message[..])).await?);
+        }
+        for _ in 0..times {
+            self.send(message).await?;
         }
         Ok(())
     }
@@ -153,7 +173,9 @@ impl Link {
     /// The result of `f` for the next message; `None` at the end.
     pub(crate) async fn receive<R>(&mut self, f: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         match self {
-            Link::Channel(channel) | Link::Owned(channel) => Ok(channel.receive().await?.map(|message| f(&message))),
+            Link::Channel(channel) | Link::Many(channel) | Link::Owned(channel) => {
+                Ok(channel.receive().await?.map(|message| f(&message)))
+            }
             Link::Bytes(Bytes { reader, message, .. }) => {
                 let mut len = [0; 4];
                 match reader.read_exact(&mut len).await {

@@ -68,6 +68,13 @@ impl Packer {
     }
 }
 
+impl Packer {
+    /// Adds messages up to the first one that needs the engine. Returns how many.
+    pub(crate) fn add_all(&mut self, messages: &[&[u8]]) -> usize {
+        messages.iter().take_while(|message| self.add(&Payload::from(**message)).is_some()).count()
+    }
+}
+
 impl Engine {
     /// Lends the open packet if it has frames, and no sender waits.
     pub(crate) fn lend_open(&mut self) -> Option<Packer> {

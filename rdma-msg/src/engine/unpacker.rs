@@ -4,8 +4,12 @@ use std::mem;
 use std::sync::Arc;
 
 use super::Engine;
+use crate::many::Run;
 use crate::message::{Message, Packet, Part};
 use crate::wire::{self, FRAME, Frame, Kind};
+
+/// Most messages to take at once, since the driver may wait for the lock.
+const MOST: usize = 128;
 
 /// The first packet that has arrived, while tasks take messages of it without the engine.
 ///
@@ -28,6 +32,22 @@ impl Unpacker {
         let Frame { start, len, .. } = mem::replace(&mut self.next, after);
         self.taken += 1;
         Some(Message::of(self.packet.clone(), Part { start, len }))
+    }
+}
+
+impl Unpacker {
+    /// The next messages, at most [`MOST`], up to the last one in a row. `None` if that needs the engine.
+    pub(crate) fn take_run(&mut self) -> Option<Run> {
+        let start = self.next.start - FRAME;
+        let mut count = 0;
+        while count < MOST {
+            let Some(after) = whole(self.packet.bytes(), self.next.end(), self.max_message) else { break };
+            self.next = after;
+            count += 1;
+        }
+        self.taken += count as u64;
+        let end = self.next.start - FRAME;
+        (count != 0).then(|| Run { packet: self.packet.clone(), start, end, count })
     }
 }
 
