@@ -18,7 +18,7 @@ async fn ask(server: Address, name: &str) -> Result<()> {
     let server = client.peer(server).await?;
     loop {
         client.send_to(client.buffer_of(name.as_bytes()).await?, &server).await?;
-        // A datagram can be lost, and nobody is told. So a request without an answer is sent again.
+        // Datagrams can be lost silently, so the client resends an unanswered request.
         if let Ok(received) = tokio::time::timeout(Duration::from_millis(100), client.receive_from()).await {
             println!("{name}: received {:?}", String::from_utf8_lossy(&received?.0));
             return Ok(());

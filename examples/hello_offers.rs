@@ -1,4 +1,4 @@
-//! Blocks that the sender writes into memory of the receiver, without a copy in between, with tokio, over rdma-msg.
+//! The sender writes blocks into memory of the receiver, without a copy, with tokio, over rdma-msg.
 
 use rdma_msg::{Channel, Listener, Result, connect};
 

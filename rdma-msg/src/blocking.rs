@@ -74,12 +74,15 @@ impl Channel {
         block_on(self.0.receive(), timeout)
     }
 
-    /// Sends messages in order: [`Channel::send_many`](crate::Channel::send_many). After a timeout, the first of them may have been
-    /// sent.
+    /// Sends messages in order: [`Channel::send_many`](crate::Channel::send_many). After a timeout, some of the first messages may
+    /// have been sent.
     ///
     /// # Errors
     /// [`Error::Timeout`] when the peer has no room; the errors of [`Channel::send_many`](crate::Channel::send_many).
-    pub fn send_many<'m>(&self, messages: impl IntoIterator<Item = &'m [u8]>, timeout: Duration) -> Result<()> {
+    pub fn send_many<'m, B>(&self, messages: impl IntoIterator<Item = &'m B>, timeout: Duration) -> Result<()>
+    where
+        B: AsRef<[u8]> + ?Sized + 'm,
+    {
         block_on(self.0.send_many(messages), timeout)
     }
 
@@ -95,7 +98,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Error::Timeout`]; the errors of [`Channel::offer`](crate::Channel::offer).
-    pub fn offer(&self, memory: Vec<u8>, timeout: Duration) -> Result<()> {
+    pub fn offer(&self, memory: Vec<u8>, timeout: Duration) -> Result<bool> {
         block_on(self.0.offer(memory), timeout)
     }
 

@@ -132,7 +132,7 @@ impl Channel {
     ///
     /// The memory is freed when it was read or written, or when the channel ends. Memory that cannot be registered is copied.
     ///
-    /// [`Channel::send_many`] costs less for each of many short messages.
+    /// For many short messages, [`Channel::send_many`] is cheaper.
     ///
     /// Two ends that both wait to send wait for ever if neither receives meanwhile, as with sockets. If both send long or many
     /// messages, receive in another task, or `join!` both.
@@ -146,12 +146,14 @@ impl Channel {
     /// Dropping the future loses no message. When a task takes a message, this end starts to read the next one from the memory of
     /// the peer, if it has arrived, has at most 1 MiB, and at least half of the [pool](Channel::pool) is free.
     ///
-    /// [`Channel::receive_many`] costs less for each of many short messages.
+    /// For many short messages, [`Channel::receive_many`] is cheaper.
     pub fn receive(&self) -> Receive<'_> {
         Receive(Waiting::new(&self.handle, Waits::ToReceive))
     }
 
     /// Offers memory to which the peer may write one message. Ready when the offer is on its way.
+    ///
+    /// False after the last message of the peer: the memory is then freed.
     ///
     /// ```no_run
     /// # async fn example(channel: rdma_msg::Channel) -> rdma_msg::Result<()> {
@@ -179,13 +181,12 @@ impl Channel {
     ///
     /// At most 16 offers are open. A further one waits until this end receives a written message. So the task that receives may
     /// await an offer for each written message that it has received, but not a seventeenth one. Memory that was not used is freed
-    /// when the last handle of the channel is dropped and the connection is gone. If the peer has said that it sends no more, the
-    /// memory is freed at once, and that is no error.
+    /// when the last handle of the channel is dropped and the connection is gone.
     ///
     /// # Errors
     /// The memory is freed. [`Error::Connection`] when it is empty or cannot be registered; [`Error::Closed`] after
     /// [`Channel::finish`]; the reason why the channel has ended.
-    pub async fn offer(&self, memory: Vec<u8>) -> Result<()> {
+    pub async fn offer(&self, memory: Vec<u8>) -> Result<bool> {
         crate::offering::offer(&self.handle, memory).await
     }
 
@@ -367,6 +368,9 @@ fn poll_lent<T, R>(lent: &Lent<T>, context: &mut Context<'_>, f: impl FnOnce(&mu
     Poll::Ready(result)
 }
 
+/// Longest message in bytes that is added to a packet together with others.
+const SHORT: usize = 4096;
+
 /// A task that waits for the engine. Its place in line is given back when it is dropped.
 pub(crate) struct Waiting<H: AsRef<Handle>> {
     handle: H,
@@ -429,6 +433,9 @@ impl<H: AsRef<Handle>> Waiting<H> {
     /// Like [`Waiting::poll_add`], for several messages. Returns how many were added.
     pub(crate) fn poll_add_all(&self, context: &mut Context<'_>, messages: &[&[u8]]) -> Poll<usize> {
         let packer = &self.handle().0.shared.packer;
+        // Longer ones hardly fit into the open packet.
+        let short = messages.iter().take_while(|message| message.len() <= SHORT).count();
+        let messages = &messages[..short];
         if packer.is_lent() {
             messages.iter().for_each(|message| payload::touch(message));
         }
@@ -533,6 +540,7 @@ const _: () = {
     const fn is_shared<T: std::marker::Send + Sync>() {}
     is_shared::<Channel>();
     is_shared::<Message>();
+    is_shared::<Messages>();
     const fn is_sent<T: std::marker::Send>() {}
     is_sent::<Send<'_>>();
     is_sent::<Receive<'_>>();

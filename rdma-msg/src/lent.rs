@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 ///
 /// The engine lends it before it is unlocked, and takes it back after it is locked. So its own code does not know of it.
 ///
-/// The driver waits for a task that uses the value, as for one that posts work. So that takes about a microsecond at most.
+/// The driver waits for a task that uses the value, as for one that posts work. So that takes a few microseconds at most.
 pub(crate) struct Lent<T> {
     /// Whether there is a value, to know without its lock. Changes only while the engine is locked.
     is_lent: AtomicBool,

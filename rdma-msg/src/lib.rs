@@ -61,9 +61,10 @@
 //! | a future is dropped | |
 //! |---|---|
 //! | [`Channel::send`] | the message does not arrive |
+//! | [`Channel::send_many`] | some of the first messages may arrive |
 //! | [`Channel::offer`] | the memory is freed, and the peer does not learn of it |
 //! | [`Channel::flush`], [`Channel::finish`] | can be called again |
-//! | [`Channel::receive`] | loses no message |
+//! | [`Channel::receive`], [`Channel::receive_many`] | loses no message |
 //! | [`Channel::close`] | the channel is closed when its last handle is dropped |
 //!
 //! So the caller sets deadlines with its runtime: `tokio::time::timeout(…, channel.receive())`.

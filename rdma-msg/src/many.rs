@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::message::{Message, Packet};
 use crate::wire;
 
-/// Most messages to add to a packet while its lock is held.
+/// The most messages that are added under one lock of the packet.
 const CHUNK: usize = 16;
 
 /// Messages that have arrived together: at least one. [`Channel::receive_many`] returns them.
@@ -29,8 +29,9 @@ enum Held {
 /// Whole messages of a packet, one after another.
 pub(crate) struct Run {
     pub(crate) packet: Arc<Packet>,
-    /// The places of the first frame and of the end.
+    /// Offset of the first frame in bytes.
     pub(crate) start: usize,
+    /// Offset after the last frame in bytes.
     pub(crate) end: usize,
     pub(crate) count: usize,
 }
@@ -52,6 +53,17 @@ impl Messages {
         match &self.0 {
             Held::One(_) => 1,
             Held::Run(run) => run.count,
+        }
+    }
+
+    /// The message, if it came alone: for [`Message::into_offered`] and [`Message::into_vec`], and to send it on without a copy.
+    ///
+    /// # Errors
+    /// The messages, if there are several.
+    pub fn into_message(self) -> Result<Message, Self> {
+        match self.0 {
+            Held::One(message) => Ok(message),
+            run @ Held::Run(_) => Err(Messages(run)),
         }
     }
 
@@ -128,8 +140,8 @@ impl fmt::Debug for MessagesIter<'_> {
 impl Channel {
     /// The next messages, at least one; `None` when the peer sends no more.
     ///
-    /// For programs that exchange many short messages: those that share a packet are taken together, for a fraction of what
-    /// [`Channel::receive`] costs for each. A long message comes alone.
+    /// It returns up to 128 short messages of one packet together, which costs a fraction of [`Channel::receive`] for each.
+    /// The first and the last message of a packet come alone, and so do long messages.
     ///
     /// ```no_run
     /// # async fn example(channel: rdma_msg::Channel) -> rdma_msg::Result<()> {
@@ -147,23 +159,36 @@ impl Channel {
         ReceiveMany(Waiting::new(self.handle(), Waits::ToReceive))
     }
 
-    /// Sends messages in order, each as [`Channel::send`] does.
+    /// Sends messages in order, each as [`Channel::send`] sends a slice. Messages of other tasks may come between them.
     ///
-    /// Short messages that share a packet are added to it together, which costs a fraction of [`Channel::send`] for each. If the
-    /// future is dropped before it is ready, the messages before the one that was being sent have been sent.
+    /// Short messages are added to a packet together, which costs a fraction of [`Channel::send`] for each.
+    ///
+    /// ```no_run
+    /// # async fn example(channel: rdma_msg::Channel) -> rdma_msg::Result<()> {
+    /// channel.send_many(["one", "two", "three"]).await?;
+    /// while let Some(messages) = channel.receive_many().await? {
+    ///     channel.send_many(&messages).await?; // an echo
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// If the future is dropped, some of the first messages may have been sent. The message in progress does not arrive. Up to 16
+    /// messages are taken from the iterator before the first of them is sent.
     ///
     /// # Errors
-    /// Those of [`Channel::send`]. The messages before that one have been sent; [`Statistics::messages_sent`] counts them.
-    ///
-    /// [`Statistics::messages_sent`]: crate::Statistics::messages_sent
-    pub async fn send_many<'m>(&self, messages: impl IntoIterator<Item = &'m [u8]>) -> Result<()> {
+    /// Those of [`Channel::send`]. The messages before the failed one have been sent.
+    pub async fn send_many<'m, B>(&self, messages: impl IntoIterator<Item = &'m B>) -> Result<()>
+    where
+        B: AsRef<[u8]> + ?Sized + 'm,
+    {
         let (mut messages, mut chunk) = (messages.into_iter(), [&[][..]; CHUNK]);
         let adding = Waiting::new(self.handle(), Waits::ToSend);
         loop {
-            // Without the lock of the packet, since the iterator can run code of the user.
+            // The iterator is user code, so it runs before the packet is locked.
             let mut count = 0;
             for (place, message) in chunk.iter_mut().zip(&mut messages) {
-                *place = message;
+                *place = message.as_ref();
                 count += 1;
             }
             let mut rest = &chunk[..count];
@@ -203,3 +228,8 @@ impl fmt::Debug for ReceiveMany<'_> {
         f.debug_struct("ReceiveMany").finish_non_exhaustive()
     }
 }
+
+const _: () = {
+    const fn is_sent<T: Send>() {}
+    is_sent::<ReceiveMany<'_>>();
+};

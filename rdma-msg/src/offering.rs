@@ -12,8 +12,8 @@ use crate::error::Result;
 struct Reservation<'c>(Option<&'c Handle>);
 
 impl Reservation<'_> {
-    fn offer(mut self, region: ExposedRegion) -> Result<()> {
-        self.0.take().map_or(Ok(()), |handle| handle.with(|engine| engine.offer_space(Some(region))))
+    fn offer(mut self, region: ExposedRegion) -> Result<bool> {
+        self.0.take().map_or(Ok(false), |handle| handle.with(|engine| engine.offer_space(Some(region))))
     }
 }
 
@@ -25,11 +25,11 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// Offers memory to the peer, once fewer offers are open.
-pub(crate) async fn offer(handle: &Handle, memory: Vec<u8>) -> Result<()> {
+/// Offers memory to the peer, once fewer offers are open. Returns whether the peer needs it.
+pub(crate) async fn offer(handle: &Handle, memory: Vec<u8>) -> Result<bool> {
     let mut waiting = Waiting::new(handle, Waits::ForAcknowledgements);
     if !poll_fn(|context| waiting.poll(context, Engine::try_reserve_space)).await? {
-        return Ok(());
+        return Ok(false);
     }
     let reservation = Reservation(Some(handle));
     let region = handle.0.pd.expose(memory, Access::REMOTE_WRITE).map_err(rdma_async::Error::from)?;

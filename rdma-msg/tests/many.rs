@@ -112,6 +112,7 @@ async fn messages_that_are_kept_hold_back_the_peer_until_they_are_dropped() {
     count += kept.iter().map(check).sum::<usize>();
     assert_eq!(count, 10_000);
     soon(sender).await.unwrap();
+    assert!(server.statistics().starved > 0, "the peer could not send while all packets were kept");
 }
 
 /// The number of messages, which must be right.
@@ -125,11 +126,84 @@ async fn errors_come_after_the_messages_before_them() {
     let _soft = soft0();
     let [client, server] = &default_pair().await;
     let too_long = vec![0; 65 << 20];
-    let result = client.send_many([&b"first"[..], &too_long, b"never"]).await;
+    let result = client.send_many([&b"first"[..], b"second", &too_long, b"never"]).await;
     assert!(matches!(result, Err(Error::TooLong { .. })), "{result:?}");
-    assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"first");
+    client.flush().await.unwrap();
     client.abort(1, "on purpose");
-    assert!(matches!(soon(server.receive_many()).await, Err(Error::Aborted { .. })));
-    until("the channel has ended", || server.statistics().messages_received == 1).await;
-    assert!(soon(server.send_many([&b"late"[..]])).await.is_err());
+    let mut received = Vec::new();
+    let error = loop {
+        match soon(server.receive_many()).await {
+            Ok(messages) => received.extend(messages.unwrap().iter().map(<[u8]>::to_vec)),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Aborted { .. }), "{error}");
+    assert_eq!(received, [&b"first"[..], b"second"]);
+    assert!(soon(server.send_many(["late"])).await.is_err());
+}
+
+#[tokio::test]
+async fn a_message_that_came_alone_can_be_taken_out() {
+    let _soft = soft0();
+    let [client, server] = &default_pair().await;
+    assert!(server.offer(vec![0; 100_000]).await.unwrap());
+    until("the offer has arrived", || client.statistics().offers_received == 1).await;
+    client.send(pattern(90_000)).await.unwrap();
+    let message = soon(server.receive_many()).await.unwrap().unwrap().into_message().unwrap();
+    assert!(*message == pattern(90_000) && message.into_offered().is_ok());
+}
+
+#[tokio::test]
+async fn tasks_that_send_and_receive_several_or_one_get_each_message_once() {
+    let _soft = soft0();
+    let [client, server] = default_pair().await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..4_u16 {
+        let client = client.clone();
+        tasks.spawn(async move {
+            for number in (0..1000_u16).step_by(10) {
+                let messages: Vec<_> =
+                    (number..number + 10).map(|number| [task.to_be_bytes(), number.to_be_bytes()].concat()).collect();
+                if number % 50 == 0 {
+                    for message in &messages {
+                        client.send(&message[..]).await.unwrap();
+                    }
+                } else {
+                    client.send_many(&messages).await.unwrap();
+                }
+            }
+        });
+    }
+    let mut readers = tokio::task::JoinSet::new();
+    for task in 0..3 {
+        let server = server.clone();
+        readers.spawn(async move {
+            let mut all = Vec::new();
+            loop {
+                if task == 0 {
+                    let Some(message) = server.receive().await.unwrap() else { return all };
+                    all.push(message.to_vec());
+                } else {
+                    let Some(messages) = server.receive_many().await.unwrap() else { return all };
+                    all.extend(messages.iter().map(<[u8]>::to_vec));
+                }
+            }
+        });
+    }
+    while soon(tasks.join_next()).await.is_some() {}
+    client.finish().await.unwrap();
+    let mut all = Vec::new();
+    while let Some(received) = soon(readers.join_next()).await {
+        let received = received.unwrap();
+        // The messages of a task reach each reader in order.
+        for task in 0..4_u8 {
+            let of_task = received.iter().filter(|message| message[1] == task);
+            assert!(of_task.is_sorted());
+        }
+        all.extend(received);
+    }
+    all.sort();
+    assert_eq!(all.len(), 4000);
+    all.dedup();
+    assert_eq!(all.len(), 4000);
 }

@@ -133,9 +133,27 @@ async fn receive(channel: &Channel, log: &Log, mut random: Random, most: u64) ->
                 match at_most(polls, channel.offer(memory)).await {
                     Some(Err(Error::Closed)) => {}
                     Some(Err(error)) => break Err(error),
-                    Some(Ok(())) | None => spare = Some(vec![0; random.index(60_000) + 1]),
+                    Some(Ok(_)) | None => spare = Some(vec![0; random.index(60_000) + 1]),
                 }
             }
+        }
+        if random.below(5) == 0 {
+            match at_most(random.below(3), channel.receive_many()).await.transpose() {
+                Ok(None) => {}
+                Ok(Some(None)) => break Ok(()),
+                Err(error) => break Err(error),
+                Ok(Some(Some(several))) => {
+                    for found in &several {
+                        let (number, len) = log.sent.borrow_mut().pop_front().expect("the peer has sent it");
+                        assert!(
+                            *found == *message(number, len),
+                            "message {number} of {len} bytes, found {}",
+                            found.len()
+                        );
+                    }
+                }
+            }
+            continue;
         }
         let received = match random.below(4) {
             0 => at_most(random.below(3), channel.receive()).await.transpose(),

@@ -210,7 +210,7 @@ async fn serve_in_place(channel: &Channel, is_echo: bool) -> Result<()> {
             continue;
         }
         match message.into_offered() {
-            Ok(memory) => channel.offer(memory).await?,
+            Ok(memory) => _ = channel.offer(memory).await?,
             Err(message) if message.len() >= LONG && offers < OFFERS => {
                 offers += 1;
                 channel.offer(vec![0; message.len()]).await?;

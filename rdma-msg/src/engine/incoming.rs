@@ -62,6 +62,20 @@ pub(super) enum Taken {
     Nothing,
 }
 
+impl Arrived {
+    /// The result of `f` for the first frame that was not taken for which it has one. Also passes the packet.
+    fn find<R>(&self, f: impl Fn(Frame, &[u8]) -> Option<R>) -> Option<R> {
+        let (bytes, mut at) = (self.packet.bytes(), self.at);
+        while let Ok(Some(frame)) = wire::decode_frame(bytes, at) {
+            if let Some(found) = f(frame, bytes) {
+                return Some(found);
+            }
+            at = frame.end();
+        }
+        None
+    }
+}
+
 impl Shareable {
     /// Whether no message is in it.
     fn is_unused(&self) -> bool {
@@ -110,7 +124,9 @@ impl Incoming {
 
     /// Whether the peer has sent its last message, also if no task has taken it yet.
     pub(super) fn has_end(&self) -> bool {
-        self.assembly.has_ended() || self.find(|frame, _| (frame.kind == Kind::End).then_some(())).is_some()
+        let is_end = |frame: Frame, _: &[u8]| (frame.kind == Kind::End).then_some(());
+        // No data follows it, so it is in the last packet.
+        self.assembly.has_ended() || self.packets.back().and_then(|last| last.find(is_end)).is_some()
     }
 
     /// Whether a task has learned that the peer sends no more.
@@ -148,16 +164,7 @@ impl Incoming {
 
     /// The result of `f` for the first frame that was not taken for which it has one. Also passes the packet.
     fn find<R>(&self, f: impl Fn(Frame, &[u8]) -> Option<R>) -> Option<R> {
-        self.packets.iter().find_map(|arrived| {
-            let (bytes, mut at) = (arrived.packet.bytes(), arrived.at);
-            while let Ok(Some(frame)) = wire::decode_frame(bytes, at) {
-                if let Some(found) = f(frame, bytes) {
-                    return Some(found);
-                }
-                at = frame.end();
-            }
-            None
-        })
+        self.packets.iter().find_map(|arrived| arrived.find(&f))
     }
 
     /// Frees the first packet if all its frames were taken.
@@ -278,6 +285,8 @@ impl Engine {
         self.freed.packets.append(&mut self.incoming.spent);
         if self.incoming.has_ended() {
             self.flow.peer_finished();
+            // Tasks that wait to offer memory need not offer it.
+            self.outgoing.has_progressed = true;
         }
         match taken {
             Ok(None) => self.ended_or(None),

@@ -359,7 +359,7 @@ impl Engine {
     }
 
     /// Whether the peer has ended the connection after it had sent everything.
-    fn has_left_in_order(&self) -> bool {
+    pub(super) fn has_left_in_order(&self) -> bool {
         matches!(self.ended, Some(Error::Disconnected)) && self.incoming.has_end()
     }
 

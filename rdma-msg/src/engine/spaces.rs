@@ -139,29 +139,35 @@ impl Spaces {
 }
 
 impl Engine {
-    /// Reserves one of the spaces that may be open. `None` if none is left. False if the peer sends no more, and needs none.
+    /// Whether the peer still needs memory. False after its last message.
+    fn needs_space(&self) -> Result<bool, Error> {
+        match self.check_open() {
+            Err(_) if self.has_left_in_order() => Ok(false),
+            open => open.map(|()| !self.incoming.has_end()),
+        }
+    }
+
+    /// Reserves one of the spaces that may be open. `None` while all are in use; false after the last message of the peer.
     pub(crate) fn try_reserve_space(&mut self) -> Result<Option<bool>, Error> {
-        if self.incoming.has_end() && !self.outgoing.has_finished() {
+        if !self.needs_space()? {
             return Ok(Some(false));
         }
-        self.check_open()?;
         let Spaces { own, due, reserved, .. } = &mut self.spaces;
         let is_free = own.len() + due.len() + *reserved < SPACES;
         *reserved += usize::from(is_free);
         Ok(is_free.then_some(true))
     }
 
-    /// Uses a reservation to offer memory. Without memory, another task may use it.
-    pub(crate) fn offer_space(&mut self, region: Option<ExposedRegion>) -> Result<(), Error> {
+    /// Uses a reservation to offer memory. Without memory, another task may use it. Returns whether the peer needs it.
+    pub(crate) fn offer_space(&mut self, region: Option<ExposedRegion>) -> Result<bool, Error> {
         self.spaces.reserved -= 1;
         self.outgoing.has_progressed = true;
-        let open = self.check_open();
-        match (region, &open) {
-            (Some(region), Ok(())) => self.spaces.due.push_back(region),
+        let needs = self.needs_space();
+        match (region, &needs) {
+            (Some(region), Ok(true)) => self.spaces.due.push_back(region),
             (unused, _) => self.freed.spaces.extend(unused),
         }
-        // The peer may have left after its last message.
-        if self.incoming.has_end() && !self.outgoing.has_finished() { Ok(()) } else { open }
+        needs
     }
 
     /// Tells the peer of memory, as far as there is credit.

@@ -8,7 +8,7 @@ use crate::many::Run;
 use crate::message::{Message, Packet, Part};
 use crate::wire::{self, FRAME, Frame, Kind};
 
-/// Most messages to take at once, since the driver may wait for the lock.
+/// The most messages of a run. The driver may wait for the lock meanwhile.
 const MOST: usize = 128;
 
 /// The first packet that has arrived, while tasks take messages of it without the engine.
