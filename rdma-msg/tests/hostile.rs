@@ -132,6 +132,37 @@ async fn a_lying_peer_ends_its_own_channel_only() {
 }
 
 #[tokio::test]
+async fn messages_before_a_lie_are_received_however_many_at_once() {
+    let _soft = soft0();
+    let listener = Listener::builder().packet_size(4096).max_message(100).bind("127.0.0.1:0").await.unwrap();
+    let honest: Vec<_> = (0..5).map(|number| vec![number; 20]).collect();
+    let late = || frame(0, b"late").repeat(2);
+    for (expected, lie) in [
+        (Violation::Truncated, frame(0, &[0; 50])[..48].to_vec()),
+        (Violation::Truncated, [u32::MAX.to_be_bytes(), [0; 4]].concat()),
+        (Violation::TooLong, [frame(0, &[0; 101]), late()].concat()),
+        (Violation::UnknownKind, [frame(77, b"?"), late()].concat()),
+    ] {
+        let (liar, channel) = liar(&listener).await;
+        let frames: Vec<_> = honest.iter().map(|message| frame(0, message)).chain([lie]).collect();
+        send(&liar, packet(0, HONEST, &frames.concat())).await;
+        let (mut received, mut most) = (Vec::new(), 0);
+        let error = loop {
+            match soon(channel.receive_many()).await {
+                Ok(messages) => {
+                    let messages = messages.expect("the peer has not finished");
+                    most = most.max(messages.len());
+                    received.extend(messages.iter().map(<[u8]>::to_vec));
+                }
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Protocol(found) if found == expected), "{expected:?}: {error}");
+        assert!(received == honest && most > 1, "{expected:?}: {most} at once, {received:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_peer_cannot_offer_too_much_memory_or_announce_what_it_was_not_offered() {
     let _soft = soft0();
     let listener = Listener::builder().window(32).bind("127.0.0.1:0").await.unwrap();
