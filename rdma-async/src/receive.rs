@@ -33,7 +33,7 @@ pub(crate) struct Arrived {
     addition: Addition,
 }
 
-/// What has come with the bytes of a message, or instead of them.
+/// Data that the device reports with a message, beside its bytes.
 #[derive(Clone, Copy, Debug)]
 enum Addition {
     Nothing,

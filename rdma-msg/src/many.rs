@@ -18,7 +18,7 @@ const CHUNK: usize = 16;
 
 /// Messages that have arrived together: at least one. [`Channel::receive_many`] returns them.
 ///
-/// Their memory goes back to the channel when they are dropped, as that of a [`Message`].
+/// Dropping them gives their memory back to the channel.
 pub struct Messages(Held);
 
 enum Held {

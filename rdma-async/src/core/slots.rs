@@ -94,7 +94,7 @@ impl<T> Slots<T> {
         // SAFETY: the entry is overwritten without a drop, so the waker has one owner. Nothing between the two can panic.
         // `mem::replace` would copy the entry to the stack.
         let waker = unsafe { ptr::read(waker) };
-        // SAFETY: as above.
+        // SAFETY: `entry` is a valid, exclusive reference. Its waker was moved out, and the rest needs no drop.
         unsafe { ptr::write(entry, Entry::Completed(result)) };
         Ok(waker)
     }

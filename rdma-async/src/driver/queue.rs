@@ -222,7 +222,7 @@ impl<S: Sharing> Queue<S> {
     }
 
     /// Takes completions, at most [`BATCH`], and wakes the tasks. Returns their number.
-    // Not inlined, so that it has registers of its own.
+    // Inlined, it would take registers from its caller.
     #[inline(never)]
     pub(crate) fn sweep(&self, effects: &mut Effects) -> usize {
         let swept = S::with(&self.state, |state| state.sweep(effects));

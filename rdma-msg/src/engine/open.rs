@@ -66,9 +66,7 @@ impl Packer {
         self.bytes += len as u64;
         Some(())
     }
-}
 
-impl Packer {
     /// Adds messages up to the first one that needs the engine. Returns how many.
     pub(crate) fn add_all(&mut self, messages: &[&[u8]]) -> usize {
         messages.iter().take_while(|message| self.add(&Payload::from(**message)).is_some()).count()

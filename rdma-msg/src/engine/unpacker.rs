@@ -33,9 +33,7 @@ impl Unpacker {
         self.taken += 1;
         Some(Message::of(self.packet.clone(), Part { start, len }))
     }
-}
 
-impl Unpacker {
     /// The next messages, at most [`MOST`], up to the last one in a row. `None` if that needs the engine.
     pub(crate) fn take_run(&mut self) -> Option<Run> {
         let start = self.next.start - FRAME;
