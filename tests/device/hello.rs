@@ -2,27 +2,24 @@
 
 use rdma_safe::device::DeviceCapabilities;
 
+use crate::cm_soft::soft_device;
 use crate::support::device;
-use crate::support::program::{Program, Running};
+use crate::support::program::Program;
 
 /// Runs an example, which must succeed; returns the lines that it prints, sorted.
 fn lines_of(example: &str) -> Option<Vec<String>> {
     device()?;
-    lines(example, Program::example(example)?.start_with(&[]))
-}
-
-/// The same for an example that connects by a loopback address, which is soft0's.
-fn lines_on_soft0(example: &str) -> Option<Vec<String>> {
-    let device = [("RDMA_DEVICE", "soft0".to_owned())];
-    lines(example, Program::example(example)?.start_in(&device, &[]))
-}
-
-fn lines(example: &str, mut running: Running) -> Option<Vec<String>> {
-    let (status, text) = running.finish();
+    let (status, text) = Program::example(example)?.start_with(&[]).finish();
     assert!(status.success(), "{example}: {status}\n{text}");
     let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
     lines.sort();
     Some(lines)
+}
+
+/// The same for an example that connects by a loopback address, which only soft0 has.
+fn lines_on_soft0(example: &str) -> Option<Vec<String>> {
+    soft_device()?;
+    lines_of(example)
 }
 
 #[test]
