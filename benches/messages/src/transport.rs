@@ -1,8 +1,9 @@
 //! The transports.
 
+use bytes::Buf;
 use clap::ValueEnum;
 use rdma_async::Driver;
-use rdma_msg::{Channel, Connector};
+use rdma_msg::{Channel, Connector, ReadHalf, WriteHalf};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
@@ -40,41 +41,97 @@ pub(crate) enum Link {
     Channel(Channel),
     Many(Channel),
     Owned(Channel),
-    Bytes(Bytes),
+    /// A stream is its own buffer for reading.
+    Stream(Bytes<ReadHalf, BufWriter<WriteHalf>>),
+    Socket(Bytes<SocketReader, SocketWriter>),
 }
 
+type SocketReader = BufReader<Box<dyn AsyncRead + Send + Unpin>>;
+type SocketWriter = BufWriter<Box<dyn AsyncWrite + Send + Unpin>>;
+
 /// Messages over a stream of bytes.
-pub(crate) struct Bytes {
-    reader: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
-    writer: BufWriter<Box<dyn AsyncWrite + Send + Unpin>>,
+pub(crate) struct Bytes<R, W> {
+    reader: R,
+    writer: W,
+    /// The message that was received last.
     message: Vec<u8>,
 }
 
 const BUFFER: usize = 64 << 10;
 
-impl Bytes {
-    fn link(reader: impl AsyncRead + Send + Unpin + 'static, writer: impl AsyncWrite + Send + Unpin + 'static) -> Link {
-        Link::Bytes(Bytes {
-            reader: BufReader::with_capacity(BUFFER, Box::new(reader)),
-            writer: BufWriter::with_capacity(BUFFER, Box::new(writer)),
-            message: Vec::new(),
-        })
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Bytes<R, W> {
+    fn new(reader: R, writer: W) -> Self {
+        Bytes { reader, writer, message: Vec::new() }
+    }
+
+    async fn send(&mut self, message: &[u8]) -> Result<()> {
+        send(&mut self.writer, message).await
+    }
+
+    async fn flush(&mut self) -> Result<()> {
+        Ok(self.writer.flush().await?)
+    }
+
+    /// The next message; `None` at the end.
+    async fn receive(&mut self) -> Result<Option<&[u8]>> {
+        let mut len = [0; 4];
+        match self.reader.read_exact(&mut len).await {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        };
+        self.message.resize(u32::from_be_bytes(len) as usize, 0);
+        self.reader.read_exact(&mut self.message).await?;
+        Ok(Some(&self.message))
+    }
+
+    /// Sends the next message back. Returns `false` at the end.
+    async fn echo(&mut self) -> Result<bool> {
+        if self.receive().await?.is_none() {
+            return Ok(false);
+        }
+        send(&mut self.writer, &self.message).await?;
+        self.flush().await?;
+        Ok(true)
+    }
+}
+
+async fn send(writer: &mut (impl AsyncWrite + Unpin), message: &[u8]) -> Result<()> {
+    let len = (message.len() as u32).to_be_bytes();
+    if message.len() >= BUFFER {
+        // Both parts by one call of the system.
+        writer.write_all_buf(&mut Buf::chain(&len[..], message)).await?;
+    } else {
+        writer.write_all(&len).await?;
+        writer.write_all(message).await?;
+    }
+    Ok(())
+}
+
+impl Link {
+    fn socket(
+        reader: impl AsyncRead + Send + Unpin + 'static,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+    ) -> Link {
+        Link::Socket(Bytes::new(
+            BufReader::with_capacity(BUFFER, Box::new(reader)),
+            BufWriter::with_capacity(BUFFER, Box::new(writer)),
+        ))
     }
 
     fn tcp(stream: TcpStream) -> Result<Link> {
         stream.set_nodelay(true)?;
         let (reader, writer) = stream.into_split();
-        Ok(Bytes::link(reader, writer))
+        Ok(Link::socket(reader, writer))
     }
 
     fn unix(stream: UnixStream) -> Link {
         let (reader, writer) = stream.into_split();
-        Bytes::link(reader, writer)
+        Link::socket(reader, writer)
     }
 
-    fn rdma(stream: rdma_msg::Stream) -> Link {
+    fn stream(stream: rdma_msg::Stream) -> Link {
         let (reader, writer) = stream.into_split();
-        Bytes::link(reader, writer)
+        Link::Stream(Bytes::new(reader, BufWriter::with_capacity(BUFFER, writer)))
     }
 }
 
@@ -118,9 +175,9 @@ impl Listener {
             Listener::Channel(listener) => Link::Channel(listener.accept().await?),
             Listener::Many(listener) => Link::Many(listener.accept().await?),
             Listener::Owned(listener) => Link::Owned(listener.accept().await?),
-            Listener::Stream(listener) => Bytes::rdma(listener.accept().await?),
-            Listener::Tcp(listener) => Bytes::tcp(listener.accept().await?.0)?,
-            Listener::Unix(listener) => Bytes::unix(listener.accept().await?.0),
+            Listener::Stream(listener) => Link::stream(listener.accept().await?),
+            Listener::Tcp(listener) => Link::tcp(listener.accept().await?.0)?,
+            Listener::Unix(listener) => Link::unix(listener.accept().await?.0),
         })
     }
 }
@@ -133,9 +190,9 @@ impl Link {
             Transport::Channel => Link::Channel(connector()?.connect(address).await?),
             Transport::Many => Link::Many(connector()?.connect(address).await?),
             Transport::Owned => Link::Owned(connector()?.connect(address).await?),
-            Transport::Stream => Bytes::rdma(connector()?.connect_stream(address).await?),
-            Transport::Tcp => Bytes::tcp(TcpStream::connect(address).await?)?,
-            Transport::Unix => Bytes::unix(UnixStream::connect(address).await?),
+            Transport::Stream => Link::stream(connector()?.connect_stream(address).await?),
+            Transport::Tcp => Link::tcp(TcpStream::connect(address).await?)?,
+            Transport::Unix => Link::unix(UnixStream::connect(address).await?),
         })
     }
 
@@ -143,10 +200,8 @@ impl Link {
         match self {
             Link::Channel(channel) | Link::Many(channel) => channel.send(&message[..]).await?,
             Link::Owned(channel) => channel.send(message.clone()).await?,
-            Link::Bytes(Bytes { writer, .. }) => {
-                writer.write_all(&(message.len() as u32).to_be_bytes()).await?;
-                writer.write_all(message).await?;
-            }
+            Link::Stream(bytes) => bytes.send(message).await?,
+            Link::Socket(bytes) => bytes.send(message).await?,
         }
         Ok(())
     }
@@ -164,10 +219,11 @@ impl Link {
 
     /// Flushes the write buffer.
     pub(crate) async fn flush(&mut self) -> Result<()> {
-        if let Link::Bytes(Bytes { writer, .. }) = self {
-            writer.flush().await?;
+        match self {
+            Link::Channel(_) | Link::Many(_) | Link::Owned(_) => Ok(()),
+            Link::Stream(bytes) => bytes.flush().await,
+            Link::Socket(bytes) => bytes.flush().await,
         }
-        Ok(())
     }
 
     /// The result of `f` for the next message; `None` at the end.
@@ -176,16 +232,21 @@ impl Link {
             Link::Channel(channel) | Link::Many(channel) | Link::Owned(channel) => {
                 Ok(channel.receive().await?.map(|message| f(&message)))
             }
-            Link::Bytes(Bytes { reader, message, .. }) => {
-                let mut len = [0; 4];
-                match reader.read_exact(&mut len).await {
-                    Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
-                    read => read?,
-                };
-                message.resize(u32::from_be_bytes(len) as usize, 0);
-                reader.read_exact(message).await?;
-                Ok(Some(f(message)))
+            Link::Stream(bytes) => Ok(bytes.receive().await?.map(f)),
+            Link::Socket(bytes) => Ok(bytes.receive().await?.map(f)),
+        }
+    }
+
+    /// Sends the next message back. Returns `false` at the end.
+    pub(crate) async fn echo(&mut self) -> Result<bool> {
+        match self {
+            Link::Channel(channel) | Link::Many(channel) | Link::Owned(channel) => {
+                let Some(message) = channel.receive().await? else { return Ok(false) };
+                channel.send(&message[..]).await?;
+                Ok(true)
             }
+            Link::Stream(bytes) => bytes.echo().await,
+            Link::Socket(bytes) => bytes.echo().await,
         }
     }
 }
