@@ -81,6 +81,23 @@ async fn short_messages_share_packets_while_others_are_on_their_way() {
     assert_eq!(server.statistics().packets_received, sent.packets_sent);
 }
 
+/// The driver does not run here, so no packet is acknowledged before the end.
+#[tokio::test]
+async fn messages_that_have_gathered_are_sent_once_the_program_waits_for_an_answer() {
+    let _soft = soft0();
+    let [client, server] = default_pair().await;
+    for _ in 0..4 {
+        client.send(b"a question").await.unwrap();
+    }
+    assert_eq!(client.statistics().packets_sent, 2);
+    let mut answer = pin!(client.receive());
+    assert!(answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(client.statistics().packets_sent, 3);
+    for _ in 0..4 {
+        assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"a question");
+    }
+}
+
 #[tokio::test]
 async fn a_program_that_keeps_messages_holds_back_its_peer_only() {
     let _soft = soft0();

@@ -286,6 +286,9 @@ impl Engine {
         self.counts.statistics.waits += u64::from(place.is_none());
         let is_starved = place.is_none() && matches!(waits, Waits::ToReceive) && self.is_starved();
         self.counts.statistics.starved += u64::from(is_starved);
+        if matches!(waits, Waits::ToReceive) {
+            self.outgoing.await_answer();
+        }
         self.line(waits).wait(place, waker)
     }
 

@@ -1,7 +1,8 @@
 //! Sending: frames are copied into packets, and packets are sent when there is credit.
 //!
 //! A packet is sent at once while fewer than [`FEW`] are in flight. Otherwise, messages gather in the open packet until it is
-//! full or an earlier packet is acknowledged. So single messages do not wait, and many small ones share packets.
+//! full, an earlier packet is acknowledged, or the program begins to wait for a message, which may be the answer. So single
+//! messages do not wait, and many small ones share packets.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,7 +22,7 @@ use crate::parts::Parts;
 use crate::payload::Payload;
 use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, MEMORY, frame_len};
 
-/// Packets in flight from which on messages gather in the open packet.
+/// Packets in flight from which on messages gather in the open packet, unless the program waits for an answer.
 const FEW: u32 = 2;
 
 /// Buffers for control packets, answers and heartbeats.
@@ -37,6 +38,8 @@ pub(super) struct Outgoing {
     /// Longest message that the peer accepts, in bytes.
     pub(super) max_message: usize,
     pub(super) open: Option<Open>,
+    /// Whether the program has begun to wait for a message since the open packet has frames.
+    is_answer_awaited: bool,
     /// Buffers that are not in use.
     spare: Vec<Buffer>,
     /// Buffers for control packets and answers that are not in flight.
@@ -90,6 +93,7 @@ impl Outgoing {
             packet: own.packet.min(peer.packet) as usize,
             max_message: usize::try_from(peer.message).unwrap_or(usize::MAX),
             open: None,
+            is_answer_awaited: false,
             spare: vec![reserved.packet],
             control: reserved.control.into(),
             offers: VecDeque::new(),
@@ -129,6 +133,17 @@ impl Outgoing {
     /// Whether the open packet has frames.
     pub(super) fn has_frames(&self) -> bool {
         self.open.as_ref().is_some_and(Open::has_frames)
+    }
+
+    /// The program has sent what it can, and waits for a message.
+    pub(super) fn await_answer(&mut self) {
+        self.is_answer_awaited = self.has_frames();
+    }
+
+    /// Packets in flight from which on messages gather in the open packet.
+    fn few(&self) -> u32 {
+        // A program with a task for each direction may wait all the time, so a half of the packets is left for full ones.
+        if self.is_answer_awaited { FEW.max(self.max_buffers / 2) } else { FEW }
     }
 
     /// The buffer of a packet that was sent.
@@ -457,7 +472,7 @@ impl Engine {
         } else {
             self.place_cancellation();
         }
-        if self.flow.data_in_flight() < FEW {
+        if self.flow.data_in_flight() < self.outgoing.few() {
             self.send_open();
         }
         if let Some(counts) = self.flow.answer() {
@@ -486,6 +501,7 @@ impl Engine {
         }
         let Some(counts) = self.credit() else { return false };
         let Some(Open { buffer, used, messages }) = mem::take(&mut self.outgoing.open) else { return false };
+        self.outgoing.is_answer_awaited = false;
         self.counts.statistics.packets_sent += 1;
         self.has_new_room = true;
         self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);
