@@ -68,6 +68,8 @@ pub struct ReadHalf {
     waiting: Waiting<Handle>,
     /// The chunk that is being read.
     chunk: Option<Message>,
+    /// Its length in bytes, 0 without a chunk.
+    len: usize,
     /// Bytes of it that were read.
     at: usize,
 }
@@ -81,7 +83,7 @@ pub struct WriteHalf {
 
 impl Stream {
     pub(crate) fn new(handle: Handle) -> Self {
-        let read = ReadHalf { waiting: Waiting::new(handle.clone(), Waits::ToReceive), chunk: None, at: 0 };
+        let read = ReadHalf { waiting: Waiting::new(handle.clone(), Waits::ToReceive), chunk: None, len: 0, at: 0 };
         Stream { read, write: WriteHalf { waiting: Waiting::new(handle, Waits::ToSend), flush: None } }
     }
 
@@ -160,9 +162,10 @@ impl ReadHalf {
     /// # Errors
     /// The reason why the stream has ended.
     pub async fn chunk(&mut self) -> Result<Option<Message>> {
-        match self.chunk.take() {
-            Some(rest) if self.at == 0 => Ok(Some(rest)),
-            Some(rest) => Ok(Some(Message::assembled(rest[self.at..].to_vec().into()))),
+        let at = self.at;
+        match self.take_chunk() {
+            Some(rest) if at == 0 => Ok(Some(rest)),
+            Some(rest) => Ok(Some(Message::assembled(rest[at..].to_vec().into()))),
             None => poll_fn(|context| self.waiting.poll_message(context)).await,
         }
     }
@@ -172,12 +175,17 @@ impl ReadHalf {
         self.waiting.handle().abort(code, reason);
     }
 
+    fn take_chunk(&mut self) -> Option<Message> {
+        (self.len, self.at) = (0, 0);
+        self.chunk.take()
+    }
+
     /// The bytes to read next. Empty at the end of the stream.
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<&[u8]>> {
-        while self.chunk.as_ref().is_none_or(|chunk| self.at == chunk.len()) {
-            (self.chunk, self.at) = (None, 0);
+        while self.at == self.len {
+            drop(self.take_chunk());
             match ready!(self.waiting.poll_message(context))? {
-                Some(chunk) => self.chunk = Some(chunk),
+                Some(chunk) => (self.len, self.chunk) = (chunk.len(), Some(chunk)),
                 None => return Poll::Ready(Ok(&[])),
             }
         }
@@ -202,9 +210,9 @@ impl ReadHalf {
     }
 
     fn consume(&mut self, bytes: usize) {
-        self.at += bytes;
-        if self.chunk.as_ref().is_some_and(|chunk| self.at >= chunk.len()) {
-            (self.chunk, self.at) = (None, 0);
+        self.at = (self.at + bytes).min(self.len);
+        if self.at == self.len {
+            drop(self.take_chunk());
         }
     }
 }

@@ -41,8 +41,7 @@ pub(crate) enum Link {
     Channel(Channel),
     Many(Channel),
     Owned(Channel),
-    /// A stream is its own buffer for reading.
-    Stream(Bytes<ReadHalf, BufWriter<WriteHalf>>),
+    Stream(Bytes<BufReader<ReadHalf>, BufWriter<WriteHalf>>),
     Socket(Bytes<SocketReader, SocketWriter>),
 }
 
@@ -131,7 +130,8 @@ impl Link {
 
     fn stream(stream: rdma_msg::Stream) -> Link {
         let (reader, writer) = stream.into_split();
-        Link::Stream(Bytes::new(reader, BufWriter::with_capacity(BUFFER, writer)))
+        // A stream keeps the packets that it reads from, so the buffer is only for short messages.
+        Link::Stream(Bytes::new(BufReader::new(reader), BufWriter::with_capacity(BUFFER, writer)))
     }
 }
 
