@@ -45,6 +45,9 @@ macro_rules! setters {
         /// The longest packet in bytes, 512 to 1 MiB; 20 KiB by default. A connection uses the smaller value of its two ends.
         ///
         /// Longer messages that are sent in packets are divided, and copied once at the receiver.
+        ///
+        /// Longer packets take more memory and less work: over SoftRoCE, packets of 34 KiB took 4 to 13 % fewer instructions for
+        /// messages of 4 KiB and 64 KiB. Over soft0, which copies each packet, 20 KiB was the fastest.
         pub fn packet_size(mut self, bytes: usize) -> Self {
             self.options.packet_size =
                 bytes.clamp(crate::wire::MIN_PACKET as usize, crate::wire::MAX_PACKET as usize) as u32;
