@@ -83,18 +83,28 @@ async fn short_messages_share_packets_while_others_are_on_their_way() {
 
 /// The driver does not run here, so no packet is acknowledged before the end.
 #[tokio::test]
-async fn messages_that_have_gathered_are_sent_once_the_program_waits_for_an_answer() {
+async fn the_rest_of_a_long_message_is_sent_once_the_program_waits_for_an_answer() {
     let _soft = soft0();
     let [client, server] = default_pair().await;
-    for _ in 0..4 {
-        client.send(b"a question").await.unwrap();
-    }
-    assert_eq!(client.statistics().packets_sent, 2);
-    let mut answer = pin!(client.receive());
-    assert!(answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    assert_eq!(client.statistics().packets_sent, 3);
-    for _ in 0..4 {
-        assert_eq!(*soon(server.receive()).await.unwrap().unwrap(), *b"a question");
+    let context = &mut Context::from_waker(Waker::noop());
+    let mut sent_when_it_waits = || {
+        let before = client.statistics().packets_sent;
+        assert!(pin!(client.receive()).poll(context).is_pending());
+        [before, client.statistics().packets_sent]
+    };
+    let long = pattern(64 << 10);
+    client.send(&long).await.unwrap();
+    assert_eq!(sent_when_it_waits(), [3, 4]);
+    // Short messages gather.
+    client.send(b"a question").await.unwrap();
+    assert_eq!(sent_when_it_waits(), [4, 4]);
+    client.send(&long).await.unwrap();
+    assert_eq!(sent_when_it_waits(), [7, 8]);
+    // Half of the send queue is left for full packets.
+    client.send(&long).await.unwrap();
+    assert_eq!(sent_when_it_waits(), [11, 11]);
+    for expected in [&long[..], b"a question", &long, &long] {
+        assert!(*soon(server.receive()).await.unwrap().unwrap() == *expected);
     }
 }
 

@@ -144,7 +144,8 @@ fn measure(
 ) -> Result<(Measured, Served)> {
     let command = |role: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "rdma-message-bench".into()));
-        command.args([role, "--transport", &name(transport)]).envs(environment.iter().copied()).stdout(Stdio::piped());
+        command.args([role, "--transport", &name(transport), "--size", &size.to_string()]);
+        command.envs(environment.iter().copied()).stdout(Stdio::piped());
         command
     };
     let mut server = command("server");
@@ -153,7 +154,7 @@ fn measure(
     let mut lines = BufReader::new(server.0.stdout.take().ok_or("the server has no output")?).lines();
     let address = lines.next().ok_or("the server has not started")??;
     let mut client = command("client");
-    client.args(["--address", &address, "--pattern", &name(pattern), "--size", &size.to_string()]);
+    client.args(["--address", &address, "--pattern", &name(pattern)]);
     client.args(["--connections", &connections.to_string(), "--seconds", &options.seconds.to_string()]);
     let client = client.stderr(Stdio::inherit()).output()?;
     let measured =

@@ -28,6 +28,9 @@ pub(crate) struct Server {
     executor: Executor,
     #[arg(long)]
     address: String,
+    /// Length of a message in bytes.
+    #[arg(long, default_value_t = 64)]
+    size: usize,
 }
 
 /// The client of [`Server`].
@@ -78,9 +81,9 @@ impl Executor {
 
 impl Server {
     pub(crate) fn run(self) -> Result<()> {
-        let Server { transport, executor, address } = self;
+        let Server { transport, executor, address, size } = self;
         executor.run(move |driver| async move {
-            let listener = Listener::bind(transport, &address, Some(&driver)).await?;
+            let listener = Listener::bind(transport, &address, Some(&driver), size).await?;
             // The client ends its process, so the connection may end without its farewell.
             let _ = serve(listener.accept().await?).await;
             Ok(())
@@ -95,7 +98,7 @@ impl Client {
             return Err("gRPC is measured by `compare` only".into());
         }
         let time = executor.run(move |driver| async move {
-            let mut link = Link::connect(transport, &address, Some(&driver)).await?;
+            let mut link = Link::connect(transport, &address, Some(&driver), size).await?;
             time(&mut link, pattern, &vec![7; size.max(2)].into(), messages).await
         })?;
         let one_way = if pattern == Pattern::PingPong { 2 * messages } else { messages };

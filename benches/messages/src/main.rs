@@ -1,7 +1,7 @@
 //! Messages over rdma-msg, TCP, Unix sockets and UCX, and gRPC over rdma-msg and TCP, measured side by side.
 //!
 //! Client and server are two processes. Over byte streams, a message is its length in four bytes and its bytes, by buffered
-//! readers and writers of 64 KiB. The reader of a stream of rdma-msg has 8 KiB.
+//! readers and writers. A buffer has 64 KiB, or 8 KiB to read messages of at least 64 KiB or a stream of rdma-msg.
 
 #[path = "../../service/src/child.rs"]
 mod child;
@@ -46,6 +46,9 @@ enum Command {
         /// Serve gRPC.
         #[arg(long)]
         grpc: bool,
+        /// Length of a message in bytes.
+        #[arg(long, default_value_t = 64)]
+        size: usize,
     },
     /// Exchange messages, and print a line of JSON.
     Client {
@@ -113,7 +116,7 @@ struct Served {
 fn main() -> Result<()> {
     match Options::parse().command {
         Command::Compare(options) => compare::run(&options),
-        Command::Server { transport, grpc } => {
+        Command::Server { transport, grpc, size } => {
             rdma_safe::soft::install_by_default();
             let runtime = runtime()?;
             runtime.block_on(async {
@@ -121,7 +124,7 @@ fn main() -> Result<()> {
                     println!("{}", grpc::serve(transport).await?);
                     return Ok(());
                 }
-                let listener = Listener::bind(transport, "127.0.0.1:0", None).await?;
+                let listener = Listener::bind(transport, "127.0.0.1:0", None, size).await?;
                 println!("{}", listener.address()?);
                 tokio::spawn(async move {
                     while let Ok(link) = listener.accept().await {
@@ -226,7 +229,7 @@ async fn run(
         calls = grpc::Calls::connect(transport, &address, pattern, size, connections).await?;
     } else {
         for _ in 0..connections {
-            links.push(Link::connect(transport, &address, None).await?);
+            links.push(Link::connect(transport, &address, None, size).await?);
         }
     }
     let (start, cpu) = (Instant::now(), processor_seconds());

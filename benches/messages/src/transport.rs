@@ -32,8 +32,8 @@ pub(crate) enum Listener {
     Many(rdma_msg::Listener),
     Owned(rdma_msg::Listener),
     Stream(rdma_msg::StreamListener),
-    Tcp(TcpListener),
-    Unix(UnixListener),
+    Tcp(TcpListener, usize),
+    Unix(UnixListener, usize),
 }
 
 /// A connection.
@@ -41,30 +41,33 @@ pub(crate) enum Link {
     Channel(Channel),
     Many(Channel),
     Owned(Channel),
-    Stream(Bytes<BufReader<ReadHalf>, BufWriter<WriteHalf>>),
-    Socket(Bytes<SocketReader, SocketWriter>),
+    Stream(Framed<BufReader<ReadHalf>, BufWriter<WriteHalf>>),
+    Socket(Framed<SocketReader, SocketWriter>),
 }
 
 type SocketReader = BufReader<Box<dyn AsyncRead + Send + Unpin>>;
 type SocketWriter = BufWriter<Box<dyn AsyncWrite + Send + Unpin>>;
 
 /// Messages over a stream of bytes.
-pub(crate) struct Bytes<R, W> {
+pub(crate) struct Framed<R, W> {
     reader: R,
     writer: W,
     /// The message that was received last.
     message: Vec<u8>,
 }
 
+/// Bytes that a writer collects, and that a reader takes from a socket at once.
 const BUFFER: usize = 64 << 10;
 
-impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Bytes<R, W> {
-    fn new(reader: R, writer: W) -> Self {
-        Bytes { reader, writer, message: Vec::new() }
-    }
+/// Bytes of a buffered reader if messages have `size` bytes.
+fn read_buffer(size: usize) -> usize {
+    // Long messages go past a short buffer, without a copy.
+    if size < BUFFER { BUFFER } else { 8 << 10 }
+}
 
-    async fn send(&mut self, message: &[u8]) -> Result<()> {
-        send(&mut self.writer, message).await
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Framed<R, W> {
+    fn new(reader: R, writer: W) -> Self {
+        Framed { reader, writer, message: Vec::new() }
     }
 
     async fn flush(&mut self) -> Result<()> {
@@ -110,34 +113,41 @@ impl Link {
     fn socket(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
+        size: usize,
     ) -> Link {
-        Link::Socket(Bytes::new(
-            BufReader::with_capacity(BUFFER, Box::new(reader)),
+        Link::Socket(Framed::new(
+            BufReader::with_capacity(read_buffer(size), Box::new(reader)),
             BufWriter::with_capacity(BUFFER, Box::new(writer)),
         ))
     }
 
-    fn tcp(stream: TcpStream) -> Result<Link> {
+    fn tcp(stream: TcpStream, size: usize) -> Result<Link> {
         stream.set_nodelay(true)?;
         let (reader, writer) = stream.into_split();
-        Ok(Link::socket(reader, writer))
+        Ok(Link::socket(reader, writer, size))
     }
 
-    fn unix(stream: UnixStream) -> Link {
+    fn unix(stream: UnixStream, size: usize) -> Link {
         let (reader, writer) = stream.into_split();
-        Link::socket(reader, writer)
+        Link::socket(reader, writer, size)
     }
 
     fn stream(stream: rdma_msg::Stream) -> Link {
         let (reader, writer) = stream.into_split();
-        // A stream keeps the packets that it reads from, so the buffer is only for short messages.
-        Link::Stream(Bytes::new(BufReader::new(reader), BufWriter::with_capacity(BUFFER, writer)))
+        // A stream buffers packets itself. This buffer saves calls for short messages.
+        Link::Stream(Framed::new(BufReader::new(reader), BufWriter::with_capacity(BUFFER, writer)))
     }
 }
 
 impl Listener {
-    /// Listens with this driver, or with the runtime's if it is `None`. A Unix socket ignores the address.
-    pub(crate) async fn bind(transport: Transport, address: &str, driver: Option<&Driver>) -> Result<Self> {
+    /// Listens for messages of `size` bytes with this driver, or with the runtime's if it is `None`. A Unix socket ignores the
+    /// address.
+    pub(crate) async fn bind(
+        transport: Transport,
+        address: &str,
+        driver: Option<&Driver>,
+        size: usize,
+    ) -> Result<Self> {
         let builder = || {
             let builder = rdma_msg::Listener::builder();
             if let Some(driver) = driver { builder.driver(driver) } else { builder }
@@ -147,11 +157,11 @@ impl Listener {
             Transport::Many => Listener::Many(builder().bind(address).await?),
             Transport::Owned => Listener::Owned(builder().bind(address).await?),
             Transport::Stream => Listener::Stream(builder().bind_streams(address).await?),
-            Transport::Tcp => Listener::Tcp(TcpListener::bind(address).await?),
+            Transport::Tcp => Listener::Tcp(TcpListener::bind(address).await?, size),
             Transport::Unix => {
                 let path = std::env::temp_dir().join(format!("rdma-message-bench-{}", std::process::id()));
                 let _ = std::fs::remove_file(&path);
-                Listener::Unix(UnixListener::bind(path)?)
+                Listener::Unix(UnixListener::bind(path)?, size)
             }
         })
     }
@@ -162,8 +172,8 @@ impl Listener {
                 listener.local_address().to_string()
             }
             Listener::Stream(listener) => listener.local_address().to_string(),
-            Listener::Tcp(listener) => listener.local_addr()?.to_string(),
-            Listener::Unix(listener) => {
+            Listener::Tcp(listener, _) => listener.local_addr()?.to_string(),
+            Listener::Unix(listener, _) => {
                 let address = listener.local_addr()?;
                 address.as_pathname().ok_or("the socket has no path")?.display().to_string()
             }
@@ -176,23 +186,28 @@ impl Listener {
             Listener::Many(listener) => Link::Many(listener.accept().await?),
             Listener::Owned(listener) => Link::Owned(listener.accept().await?),
             Listener::Stream(listener) => Link::stream(listener.accept().await?),
-            Listener::Tcp(listener) => Link::tcp(listener.accept().await?.0)?,
-            Listener::Unix(listener) => Link::unix(listener.accept().await?.0),
+            Listener::Tcp(listener, size) => Link::tcp(listener.accept().await?.0, *size)?,
+            Listener::Unix(listener, size) => Link::unix(listener.accept().await?.0, *size),
         })
     }
 }
 
 impl Link {
-    /// Connects with this driver or with the one of the runtime.
-    pub(crate) async fn connect(transport: Transport, address: &str, driver: Option<&Driver>) -> Result<Self> {
+    /// Connects with this driver or with the one of the runtime, for messages of `size` bytes.
+    pub(crate) async fn connect(
+        transport: Transport,
+        address: &str,
+        driver: Option<&Driver>,
+        size: usize,
+    ) -> Result<Self> {
         let connector = || driver.map_or_else(Connector::new, |driver| Ok(Connector::with_driver(driver)));
         Ok(match transport {
             Transport::Channel => Link::Channel(connector()?.connect(address).await?),
             Transport::Many => Link::Many(connector()?.connect(address).await?),
             Transport::Owned => Link::Owned(connector()?.connect(address).await?),
             Transport::Stream => Link::stream(connector()?.connect_stream(address).await?),
-            Transport::Tcp => Link::tcp(TcpStream::connect(address).await?)?,
-            Transport::Unix => Link::unix(UnixStream::connect(address).await?),
+            Transport::Tcp => Link::tcp(TcpStream::connect(address).await?, size)?,
+            Transport::Unix => Link::unix(UnixStream::connect(address).await?, size),
         })
     }
 
@@ -200,8 +215,8 @@ impl Link {
         match self {
             Link::Channel(channel) | Link::Many(channel) => channel.send(&message[..]).await?,
             Link::Owned(channel) => channel.send(message.clone()).await?,
-            Link::Stream(bytes) => bytes.send(message).await?,
-            Link::Socket(bytes) => bytes.send(message).await?,
+            Link::Stream(framed) => send(&mut framed.writer, message).await?,
+            Link::Socket(framed) => send(&mut framed.writer, message).await?,
         }
         Ok(())
     }
@@ -221,8 +236,8 @@ impl Link {
     pub(crate) async fn flush(&mut self) -> Result<()> {
         match self {
             Link::Channel(_) | Link::Many(_) | Link::Owned(_) => Ok(()),
-            Link::Stream(bytes) => bytes.flush().await,
-            Link::Socket(bytes) => bytes.flush().await,
+            Link::Stream(framed) => framed.flush().await,
+            Link::Socket(framed) => framed.flush().await,
         }
     }
 
@@ -232,8 +247,8 @@ impl Link {
             Link::Channel(channel) | Link::Many(channel) | Link::Owned(channel) => {
                 Ok(channel.receive().await?.map(|message| f(&message)))
             }
-            Link::Stream(bytes) => Ok(bytes.receive().await?.map(f)),
-            Link::Socket(bytes) => Ok(bytes.receive().await?.map(f)),
+            Link::Stream(framed) => Ok(framed.receive().await?.map(f)),
+            Link::Socket(framed) => Ok(framed.receive().await?.map(f)),
         }
     }
 
@@ -245,8 +260,8 @@ impl Link {
                 channel.send(&message[..]).await?;
                 Ok(true)
             }
-            Link::Stream(bytes) => bytes.echo().await,
-            Link::Socket(bytes) => bytes.echo().await,
+            Link::Stream(framed) => framed.echo().await,
+            Link::Socket(framed) => framed.echo().await,
         }
     }
 }

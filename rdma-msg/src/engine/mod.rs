@@ -286,8 +286,8 @@ impl Engine {
         self.counts.statistics.waits += u64::from(place.is_none());
         let is_starved = place.is_none() && matches!(waits, Waits::ToReceive) && self.is_starved();
         self.counts.statistics.starved += u64::from(is_starved);
-        if matches!(waits, Waits::ToReceive) {
-            self.outgoing.await_answer();
+        if place.is_none() && !matches!(waits, Waits::ToSend) {
+            self.outgoing.make_urgent();
         }
         self.line(waits).wait(place, waker)
     }
@@ -387,7 +387,7 @@ impl Engine {
 
     /// Whether the engine has to run when the first send completes, and nothing is registered for that yet.
     ///
-    /// One or two packets for whose completion nobody waits need no run of their own: it is taken when the reply arrives.
+    /// A few packets for whose completion nobody waits need no run of their own: it is taken when the reply arrives.
     fn wants_completions(&self) -> bool {
         let outgoing = &self.outgoing;
         let sleeps = !outgoing.sending.is_empty() && !outgoing.is_first_awaited;

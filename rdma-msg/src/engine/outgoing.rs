@@ -1,8 +1,8 @@
 //! Sending: frames are copied into packets, and packets are sent when there is credit.
 //!
 //! A packet is sent at once while fewer than [`FEW`] are in flight. Otherwise, messages gather in the open packet until it is
-//! full, an earlier packet is acknowledged, or the program begins to wait for a message, which may be the answer. So single
-//! messages do not wait, and many small ones share packets.
+//! full or an earlier packet is acknowledged. So single messages do not wait, and many small ones share packets. The rest of a long
+//! message is also sent when a task begins to wait: for a message, which may be the answer, or for acknowledgements.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -22,7 +22,7 @@ use crate::parts::Parts;
 use crate::payload::Payload;
 use crate::wire::{self, Class, FRAME, HEADER, Hello, Kind, LONG, MEMORY, frame_len};
 
-/// Packets in flight from which on messages gather in the open packet, unless the program waits for an answer.
+/// Packets in flight from which on messages gather in the open packet, unless it is [urgent](Outgoing::make_urgent).
 const FEW: u32 = 2;
 
 /// Buffers for control packets, answers and heartbeats.
@@ -38,8 +38,12 @@ pub(super) struct Outgoing {
     /// Longest message that the peer accepts, in bytes.
     pub(super) max_message: usize,
     pub(super) open: Option<Open>,
-    /// Whether the program has begun to wait for a message since the open packet has frames.
-    is_answer_awaited: bool,
+    /// Whether the packet before the open one was full.
+    follows_full: bool,
+    /// Whether the open packet is to be sent with more packets in flight than usual.
+    is_urgent: bool,
+    /// Packets in flight from which on also an urgent packet waits.
+    few_if_urgent: u32,
     /// Buffers that are not in use.
     spare: Vec<Buffer>,
     /// Buffers for control packets and answers that are not in flight.
@@ -93,7 +97,10 @@ impl Outgoing {
             packet: own.packet.min(peer.packet) as usize,
             max_message: usize::try_from(peer.message).unwrap_or(usize::MAX),
             open: None,
-            is_answer_awaited: false,
+            follows_full: false,
+            is_urgent: false,
+            // A reader task may wait again and again. So half of the send queue stays free for full packets.
+            few_if_urgent: FEW.max(sends / 2),
             spare: vec![reserved.packet],
             control: reserved.control.into(),
             offers: VecDeque::new(),
@@ -135,15 +142,10 @@ impl Outgoing {
         self.open.as_ref().is_some_and(Open::has_frames)
     }
 
-    /// The program has sent what it can, and waits for a message.
-    pub(super) fn await_answer(&mut self) {
-        self.is_answer_awaited = self.has_frames();
-    }
-
-    /// Packets in flight from which on messages gather in the open packet.
-    fn few(&self) -> u32 {
-        // A program with a task for each direction may wait all the time, so a half of the packets is left for full ones.
-        if self.is_answer_awaited { FEW.max(self.max_buffers / 2) } else { FEW }
+    /// A task begins to wait. What it waits for may need the rest of a long message.
+    pub(super) fn make_urgent(&mut self) {
+        // Short messages gather all the same: the connection of an RPC library waits for the next message all the time.
+        self.is_urgent = self.follows_full && self.has_frames();
     }
 
     /// The buffer of a packet that was sent.
@@ -472,7 +474,8 @@ impl Engine {
         } else {
             self.place_cancellation();
         }
-        if self.flow.data_in_flight() < self.outgoing.few() {
+        let few = if self.outgoing.is_urgent { self.outgoing.few_if_urgent } else { FEW };
+        if self.flow.data_in_flight() < few {
             self.send_open();
         }
         if let Some(counts) = self.flow.answer() {
@@ -500,8 +503,9 @@ impl Engine {
             return false;
         }
         let Some(counts) = self.credit() else { return false };
-        let Some(Open { buffer, used, messages }) = mem::take(&mut self.outgoing.open) else { return false };
-        self.outgoing.is_answer_awaited = false;
+        let Some(open) = mem::take(&mut self.outgoing.open) else { return false };
+        (self.outgoing.follows_full, self.outgoing.is_urgent) = (open.space() <= FRAME, false);
+        let Open { buffer, used, messages } = open;
         self.counts.statistics.packets_sent += 1;
         self.has_new_room = true;
         self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);

@@ -140,9 +140,10 @@ impl Program {
                 };
                 let executor = if executor == Executor::Tokio { "tokio" } else { "block-on" };
                 let pattern = if pattern == Pattern::PingPong { "ping-pong" } else { "one-way" };
-                let both = format!("--transport {transport} --executor {executor} --address {HOST}:{PORT}");
+                let both =
+                    format!("--transport {transport} --executor {executor} --address {HOST}:{PORT} --size {bytes}");
                 if is_client {
-                    format!("count-client {both} --pattern {pattern} --size {bytes} --messages {messages}")
+                    format!("count-client {both} --pattern {pattern} --messages {messages}")
                 } else {
                     format!("count-server {both}")
                 }
@@ -210,9 +211,9 @@ mod tests {
     #[test]
     fn both_ends_agree_on_the_transport() {
         let ours = Program::Ours { transport: Transport::Stream, executor: Executor::BlockOn };
-        let both = "--transport stream --executor block-on --address 10.9.9.1:7471";
+        let both = "--transport stream --executor block-on --address 10.9.9.1:7471 --size 64";
         assert_eq!(line(ours, Pattern::OneWay, End::Server), format!("/t/bench count-server {both}"));
-        let exchange = "--pattern one-way --size 64 --messages 1000";
+        let exchange = "--pattern one-way --messages 1000";
         assert_eq!(line(ours, Pattern::OneWay, End::Client), format!("/t/bench count-client {both} {exchange}"));
     }
 
