@@ -93,15 +93,15 @@ async fn the_rest_of_a_long_message_is_sent_once_the_program_waits_for_an_answer
         [before, client.statistics().packets_sent]
     };
     let long = pattern(64 << 10);
-    client.send(&long).await.unwrap();
+    soon(client.send(&long)).await.unwrap();
     assert_eq!(sent_when_it_waits(), [3, 4]);
     // Short messages gather.
-    client.send(b"a question").await.unwrap();
+    soon(client.send(b"a question")).await.unwrap();
     assert_eq!(sent_when_it_waits(), [4, 4]);
-    client.send(&long).await.unwrap();
+    soon(client.send(&long)).await.unwrap();
     assert_eq!(sent_when_it_waits(), [7, 8]);
     // Half of the send queue is left for full packets.
-    client.send(&long).await.unwrap();
+    soon(client.send(&long)).await.unwrap();
     assert_eq!(sent_when_it_waits(), [11, 11]);
     for expected in [&long[..], b"a question", &long, &long] {
         assert!(*soon(server.receive()).await.unwrap().unwrap() == *expected);
