@@ -32,7 +32,9 @@ pub(crate) enum Listener {
     Many(rdma_msg::Listener),
     Owned(rdma_msg::Listener),
     Stream(rdma_msg::StreamListener),
+    /// Also the length of a message in bytes.
     Tcp(TcpListener, usize),
+    /// The same.
     Unix(UnixListener, usize),
 }
 
@@ -100,7 +102,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Framed<R, W> {
 async fn send(writer: &mut (impl AsyncWrite + Unpin), message: &[u8]) -> Result<()> {
     let len = (message.len() as u32).to_be_bytes();
     if message.len() >= BUFFER {
-        // Both parts by one call of the system.
+        // One system call writes both parts.
         writer.write_all_buf(&mut Buf::chain(&len[..], message)).await?;
     } else {
         writer.write_all(&len).await?;

@@ -387,7 +387,7 @@ impl Engine {
 
     /// Whether the engine has to run when the first send completes, and nothing is registered for that yet.
     ///
-    /// A few packets for whose completion nobody waits need no run of their own: it is taken when the reply arrives.
+    /// A completion that nobody waits for needs no run of its own: it is taken when the reply arrives.
     fn wants_completions(&self) -> bool {
         let outgoing = &self.outgoing;
         let sleeps = !outgoing.sending.is_empty() && !outgoing.is_first_awaited;
