@@ -34,7 +34,7 @@ impl Peer {
             migrated: true,
             congestion: (false, false),
         };
-        self.responder.handle(&header, &[], &mut self.host);
+        self.responder.handle(&header, (&[]).into(), &mut self.host);
     }
 
     fn responses(&mut self) -> Vec<Outgoing> {

@@ -109,7 +109,7 @@ mod tests {
             migrated: true,
             congestion: (false, false),
         };
-        target.state.handle_packet(0, origin(PEER), LOCAL, &datagram(&header, &[]), now);
+        target.state.handle_packet(0, origin(PEER), LOCAL, (&datagram(&header, &[])).into(), now);
     }
 
     fn post(target: &mut Target) {

@@ -10,6 +10,7 @@ use super::qp::{Qp, Sending};
 use super::state::State;
 use crate::net::{Group, Readable};
 use crate::transport::Time;
+use crate::wire::Data;
 
 /// Number of scans of [`Sources::Recent`] per scan that includes multicast packets.
 const MULTICAST_INTERVAL: u32 = 8;
@@ -80,7 +81,7 @@ impl Core {
         for (index, Link { socket, inbox, outbox, .. }) in self.links.iter_mut().enumerate() {
             let to = socket.address();
             let state = &mut self.state;
-            let each = |from, datagram: &[u8]| state.handle_packet(index, from, to, datagram, now);
+            let each = |from, datagram: Data<'_>| state.handle_packet(index, from, to, datagram, now);
             any |= match sources {
                 Sources::All => inbox.receive(socket, each),
                 Sources::Recent => inbox.poll(socket, each),
@@ -293,7 +294,7 @@ impl Core {
         }
         for Loopback { from, group, datagram } in loopback {
             let to = net_address::address(group);
-            state.handle_multicast(from, &group, to, &datagram);
+            state.handle_multicast(from, &group, to, (&datagram).into());
         }
         is_left
     }

@@ -11,7 +11,7 @@ use super::queues::{ActiveReceives, Receive, ReceiveQueue, SendQueue, Srq};
 use super::slab::Slab;
 use crate::check;
 use crate::transport::{Access, Completion, Host, Place, ReceiveId, Status};
-use crate::wire::RemoteRange;
+use crate::wire::{Data, RemoteRange};
 
 /// Objects that queue pairs share.
 pub(crate) struct Shared {
@@ -191,7 +191,7 @@ impl QpHost<'_> {
     }
 
     /// Writes to the buffers of a receive.
-    fn fill_memory(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+    fn fill_memory(&mut self, receive: ReceiveId, offset: u32, data: Data<'_>) -> Result<(), Status> {
         // The length in a completion has 32 bits.
         if data.len() > (u32::MAX - offset) as usize {
             return Err(Status::LocalLength);
@@ -212,7 +212,7 @@ impl QpHost<'_> {
     }
 
     /// Writes `data` to scatter/gather elements, starting at `offset`.
-    fn scatter(&self, sges: &[ibv_sge], mut offset: u32, mut data: &[u8]) -> Result<(), Status> {
+    fn scatter(&self, sges: &[ibv_sge], mut offset: u32, mut data: Data<'_>) -> Result<(), Status> {
         for sge in sges {
             if data.is_empty() {
                 break;
@@ -224,7 +224,7 @@ impl QpHost<'_> {
             let len = ((sge.length - offset) as usize).min(data.len());
             let memory = self.shared.keys.local(self.id.pd, sge, true).ok_or(Status::LocalProtection)?;
             let memory = memory.at(offset.into());
-            let (now, later) = data.split_at(len);
+            let (now, later) = data.split_at(len).ok_or(Status::LocalLength)?;
             if !observe::may_write(self.id.number, memory.place, now) {
                 return Err(Status::LocalProtection);
             }
@@ -246,7 +246,7 @@ impl Host for QpHost<'_> {
         observe::opened(self.id, range, access, is_allowed, opened)
     }
 
-    fn store(&mut self, place: Place, data: &[u8]) {
+    fn store(&mut self, place: Place, data: Data<'_>) {
         if observe::may_write(self.id.number, place, data) {
             Memory { place, is_exposed: true }.write(data);
         }
@@ -266,7 +266,7 @@ impl Host for QpHost<'_> {
         taken
     }
 
-    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+    fn fill(&mut self, receive: ReceiveId, offset: u32, data: Data<'_>) -> Result<(), Status> {
         let filled = self.fill_memory(receive, offset, data);
         match (filled, self.queues.active.get(receive)) {
             (Err(Status::LocalProtection), Some(Receive { wr_id, sges, .. })) => {
@@ -286,7 +286,7 @@ impl Host for QpHost<'_> {
         self.shared.keys.invalidate(self.id.pd, self.id.number, rkey)
     }
 
-    fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status> {
+    fn returned(&mut self, work: u64, offset: u32, data: Data<'_>) -> Result<(), Status> {
         let job = self.queues.send.get(work).ok_or(Status::LocalProtection)?;
         self.scatter(&job.sges, offset, data)
     }

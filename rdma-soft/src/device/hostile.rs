@@ -129,7 +129,7 @@ impl Target {
     /// Handles a packet, sends all packets that follow from it, and checks the memory.
     fn deliver(&mut self, datagram: &[u8]) {
         let now = Time(1);
-        self.state.handle_packet(0, origin(PEER), LOCAL, datagram, now);
+        self.state.handle_packet(0, origin(PEER), LOCAL, datagram.into(), now);
         let State { qps, shared, .. } = &mut self.state;
         let qp = qps.get_mut(&self.qp).unwrap();
         // At most four reads of a page are answered at once. Their responses have fewer packets than this.
@@ -431,7 +431,7 @@ fn packets_with_a_wrong_source_partition_or_queue_key_are_dropped() {
     let wrong = datagram(&header(&target, Transport::Rc, write, 0x1234), &[0xaa; 8]);
     target.deliver(&wrong);
     let right = datagram(&header(&target, Transport::Rc, write, 0xffff), &[0xaa; 8]);
-    target.state.handle_packet(0, origin(LOCAL), LOCAL, &right, Time(1));
+    target.state.handle_packet(0, origin(LOCAL), LOCAL, (&right).into(), Time(1));
     assert_eq!(target.region_bytes()[0], 0x55);
     target.deliver(&right);
     assert_eq!(target.region_bytes()[0], 0xaa);
@@ -525,7 +525,7 @@ fn endless_rnr_naks_set_few_timers() {
         state.set_timer(number);
         let refusal = Ack { syndrome: Syndrome::ReceiverNotReady(1), msn: Psn::new(0) };
         let bytes = packet(number, Transport::Rc, Operation::Acknowledge(refusal), 0xffff, &[]);
-        state.handle_packet(0, origin(PEER), LOCAL, &bytes, now);
+        state.handle_packet(0, origin(PEER), LOCAL, (&bytes).into(), now);
         state.set_timer(number);
         assert!(state.timers() < 100, "{}", state.timers());
     }

@@ -10,6 +10,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::transport::Place;
+use crate::wire::Data;
 
 /// Registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,10 +28,10 @@ impl Memory {
     }
 
     /// Copies `data` to the memory, atomically if it is exposed.
-    pub(crate) fn write(self, data: &[u8]) {
+    pub(crate) fn write(self, data: Data<'_>) {
         let to = self.place.0 as usize as *mut u8;
-        // SAFETY: the memory is registered and the device is locked, as the module says. `data` is part of a packet, in private
-        // memory.
+        // SAFETY: the memory is registered and the device is locked, as the module says. `data` is valid for reads. If a peer
+        // writes it, the copy has some bytes of each, which are the peer's in any case.
         unsafe {
             if self.is_exposed {
                 rdma_sys::dma::write(to, data.as_ptr(), data.len());

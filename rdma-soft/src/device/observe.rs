@@ -12,7 +12,7 @@ use super::queues::{Receive, ReceiveQueue, Task};
 use super::slab::Slab;
 use crate::check::{self, Attempt, Element, Owner, Posted, TooLong};
 use crate::transport::{Access, Place, Request, Time};
-use crate::wire::RemoteRange;
+use crate::wire::{Data, RemoteRange};
 
 /// Name of an operation in reports.
 fn name(task: &Task) -> &'static str {
@@ -148,9 +148,9 @@ pub(super) fn refused_send(qp: &Qp, keys: &Keys, number: u64) {
 }
 
 /// Whether the device may write `data`: always, unless the checker finds that the memory is not mapped.
-pub(super) fn may_write(qp: u32, place: Place, data: &[u8]) -> bool {
+pub(super) fn may_write(qp: u32, place: Place, data: Data<'_>) -> bool {
     let check_write = |check: &mut check::Checker| {
-        let is_mapped = check.device_writes(place.0, data);
+        let is_mapped = check.device_writes(place.0, &data.to_vec());
         if !is_mapped {
             check.not_mapped(qp, place.0, data.len() as u64);
         }

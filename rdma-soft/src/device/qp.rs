@@ -188,7 +188,7 @@ impl Qp {
         let (_, mut host) = self.split(shared);
         host.source_qp = source_qp;
         let Some(receive) = host.receive() else { return };
-        let filled = host.fill(receive, 0, route).and_then(|()| host.fill(receive, 40, packet.payload));
+        let filled = host.fill(receive, 0, route.into()).and_then(|()| host.fill(receive, 40, packet.payload));
         let imm = if let crate::wire::Trailer::Immediate(imm) = trailer { Some(imm) } else { None };
         let (status, len) = match filled {
             Ok(()) => (Status::Success, 40 + packet.payload.len() as u32),

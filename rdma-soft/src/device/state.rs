@@ -21,7 +21,7 @@ use crate::check::{self, Object};
 use crate::cm::MAD_QP;
 use crate::net::Origin;
 use crate::transport::Time;
-use crate::wire::{Packet, Transport};
+use crate::wire::{Data, Packet, Transport};
 
 /// Destination queue pair number of multicast datagrams.
 pub(crate) const MULTICAST_QP: u32 = 0xff_ffff;
@@ -143,7 +143,7 @@ impl State {
     }
 
     /// Handles a packet whose invariant CRC is valid, and that has arrived at `to`, the address of a link.
-    pub(crate) fn handle_packet(&mut self, link: usize, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
+    pub(crate) fn handle_packet(&mut self, link: usize, from: Origin, to: IpAddr, datagram: Data<'_>, now: Time) {
         RECEIVED.add(datagram.len());
         self.shared.packets = self.shared.packets.wrapping_add(1);
         let Ok(packet) = Packet::parse(datagram) else { return };
@@ -166,7 +166,7 @@ impl State {
     }
 
     /// Handles a datagram to a multicast group, for all members in this process.
-    pub(crate) fn handle_multicast(&mut self, from: Origin, gid: &[u8; 16], to: IpAddr, datagram: &[u8]) {
+    pub(crate) fn handle_multicast(&mut self, from: Origin, gid: &[u8; 16], to: IpAddr, datagram: Data<'_>) {
         let Ok(packet) = Packet::parse(datagram) else { return };
         if packet.header.dest_qp != MULTICAST_QP {
             return;

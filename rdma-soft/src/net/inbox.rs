@@ -11,7 +11,7 @@ use super::shm::{Crc, split_prefix};
 use super::shm_receivers::ShmReceivers;
 use super::sockaddr::SockAddr;
 use super::socket::{Socket, receive_messages};
-use crate::wire::{IcrcSeed, Path, UDP_PORT};
+use crate::wire::{Data, IcrcSeed, Path, UDP_PORT};
 
 /// Maximum messages per system call.
 const MESSAGES: usize = 16;
@@ -124,13 +124,13 @@ impl Inbox {
     /// Receives from all sources and passes each valid packet to `each`, with its origin.
     ///
     /// Returns whether anything arrived. More may then be waiting.
-    pub(crate) fn receive(&mut self, socket: &Socket, mut each: impl FnMut(Origin, &[u8])) -> bool {
+    pub(crate) fn receive(&mut self, socket: &Socket, mut each: impl FnMut(Origin, Data<'_>)) -> bool {
         self.is_drained = true;
         self.receive_all(socket, &mut each)
     }
 
     /// Like [`receive`](Inbox::receive), for a caller that polls continuously. Checks idle sources only from time to time.
-    pub(crate) fn poll(&mut self, socket: &Socket, mut each: impl FnMut(Origin, &[u8])) -> bool {
+    pub(crate) fn poll(&mut self, socket: &Socket, mut each: impl FnMut(Origin, Data<'_>)) -> bool {
         self.polls = self.polls.wrapping_add(1);
         let interval = if self.last_source == Source::Udp { FULL_CHECK_UDP } else { FULL_CHECK_SHM };
         self.is_drained = self.polls % interval == 0;
@@ -148,7 +148,7 @@ impl Inbox {
         &mut self,
         socket: &Socket,
         readable: Readable,
-        mut each: impl FnMut(Origin, &[u8]),
+        mut each: impl FnMut(Origin, Data<'_>),
     ) -> bool {
         self.polls = self.polls.wrapping_add(1);
         self.is_drained = false;
@@ -169,7 +169,7 @@ impl Inbox {
     }
 
     /// Receives from all sources.
-    fn receive_all(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+    fn receive_all(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, Data<'_>)) -> bool {
         if let Some(shm) = socket.shm() {
             self.receivers.handle_events(shm);
         }
@@ -179,7 +179,7 @@ impl Inbox {
     }
 
     /// Receives from the UDP socket.
-    fn receive_udp(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+    fn receive_udp(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, Data<'_>)) -> bool {
         let has_received = self.receive_by(socket.address(), each, |messages| {
             // SAFETY: `receive_by` points them to memory of this inbox.
             unsafe { socket.receive(messages) }
@@ -191,7 +191,7 @@ impl Inbox {
     }
 
     /// Receives from the shared memory of same-host peers.
-    fn receive_shm(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+    fn receive_shm(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, Data<'_>)) -> bool {
         let Some(shm) = socket.shm() else { return false };
         let mut left = MAX_SHM_MESSAGES;
         for _ in 0..self.receivers.count() {
@@ -204,11 +204,11 @@ impl Inbox {
             self.last_receiver = self.last_receiver.min(count).checked_sub(1).unwrap_or(count.saturating_sub(1));
             let end = left.saturating_sub(MAX_PER_PEER);
             let Inbox { receivers, bytes, damaged, last_receiver, icrc_seed, .. } = self;
-            while let Some((address, len)) = receivers.take(*last_receiver, shm, &mut bytes[..BUFFER]) {
-                match shm_message(address, &bytes[..len]) {
-                    Some(message) => *damaged += message.deliver(socket.address(), icrc_seed, each),
-                    None => *damaged += 1,
-                }
+            let mut handle = |address, message: Data<'_>| match shm_message(address, message, bytes) {
+                Some(message) => *damaged += message.deliver(socket.address(), icrc_seed, each),
+                None => *damaged += 1,
+            };
+            while receivers.take(*last_receiver, shm, &mut handle).is_some() {
                 left -= 1;
                 if left == end {
                     self.is_drained = false;
@@ -248,7 +248,7 @@ impl Inbox {
     }
 
     /// Like [`receive`](Inbox::receive), for a multicast group.
-    pub(crate) fn receive_group(&mut self, group: &Group, mut each: impl FnMut(Origin, &[u8])) -> bool {
+    pub(crate) fn receive_group(&mut self, group: &Group, mut each: impl FnMut(Origin, Data<'_>)) -> bool {
         self.receive_by(group.address(), &mut each, |messages| {
             // SAFETY: `receive_by` points them to memory of this inbox.
             unsafe { receive_messages(group.fd().as_raw_fd(), messages) }
@@ -262,7 +262,7 @@ impl Inbox {
     fn receive_by(
         &mut self,
         to: IpAddr,
-        each: &mut impl FnMut(Origin, &[u8]),
+        each: &mut impl FnMut(Origin, Data<'_>),
         receive: impl FnOnce(&mut [libc::mmsghdr]) -> io::Result<usize>,
     ) -> bool {
         self.set_up_headers();
@@ -293,7 +293,7 @@ impl Inbox {
     ///
     /// # Safety
     /// The kernel has filled that many messages.
-    unsafe fn deliver(&mut self, count: usize, to: IpAddr, each: &mut impl FnMut(Origin, &[u8])) {
+    unsafe fn deliver(&mut self, count: usize, to: IpAddr, each: &mut impl FnMut(Origin, Data<'_>)) {
         for at in 0..count {
             let header = &self.headers[at];
             let message = &self.bytes[at * BUFFER..][..header.msg_len as usize];
@@ -312,19 +312,28 @@ struct Message<'a> {
     origin: Origin,
     port: u16,
     segment: usize,
-    crc: Crc,
-    packets: &'a [u8],
+    packets: Packets<'a>,
+}
+
+/// Packets one after the other.
+enum Packets<'a> {
+    /// With invariant CRCs. They are in private memory, so that they match their CRC when they are handled.
+    Protected(&'a [u8]),
+    /// With zeros in place of the CRC.
+    Unprotected(Data<'a>),
 }
 
 impl Message<'_> {
     /// Passes each packet with a valid CRC to `each`. Returns the number of other packets. `last` caches a CRC seed.
-    fn deliver(&self, to: IpAddr, last: &mut Option<(Path, IcrcSeed)>, each: &mut impl FnMut(Origin, &[u8])) -> u64 {
+    fn deliver(&self, to: IpAddr, last: &mut Option<(Path, IcrcSeed)>, each: &mut impl FnMut(Origin, Data<'_>)) -> u64 {
         let Some(path) = path(self.origin.address, self.port, to) else { return 0 };
-        let packets = self.packets.chunks(self.segment);
-        if self.crc == Crc::Omitted {
-            packets.for_each(|packet| each(self.origin, packet));
-            return 0;
-        }
+        let packets = match self.packets {
+            Packets::Protected(packets) => packets.chunks(self.segment),
+            Packets::Unprotected(packets) => {
+                packets.chunks(self.segment).for_each(|packet| each(self.origin, packet));
+                return 0;
+            }
+        };
         let icrc_seed = match last {
             Some((of, icrc_seed)) if *of == path => *icrc_seed,
             _ => last.insert((path, IcrcSeed::new(&path))).1,
@@ -335,7 +344,7 @@ impl Message<'_> {
             match icrc_seed.identify(identification, packet) {
                 Some(found) => {
                     identification = found.wrapping_add(1);
-                    each(self.origin, packet);
+                    each(self.origin, packet.into());
                 }
                 None => damaged += 1,
             }
@@ -351,12 +360,21 @@ unsafe fn udp_message<'a>(header: &libc::msghdr, name: &SockAddr, message: &'a [
     // SAFETY: the caller's promise.
     let ControlData { segment, class, hops } = unsafe { parse_control(header) };
     let segment = segment.unwrap_or(message.len()).max(1);
-    Some(Message { origin: Origin { address, class, hops }, port, segment, crc: Crc::Invariant, packets: message })
+    Some(Message { origin: Origin { address, class, hops }, port, segment, packets: Packets::Protected(message) })
 }
 
-fn shm_message(address: IpAddr, message: &[u8]) -> Option<Message<'_>> {
+/// A message of a peer on this host. Packets with CRCs are copied to `private`.
+fn shm_message<'a>(address: IpAddr, message: Data<'a>, private: &'a mut [u8]) -> Option<Message<'a>> {
     let (segment, class, crc, packets) = split_prefix(message)?;
-    Some(Message { origin: Origin { address, class, hops: Origin::HOPS }, port: UDP_PORT, segment, crc, packets })
+    let packets = match crc {
+        Crc::Omitted => Packets::Unprotected(packets),
+        Crc::Invariant => {
+            let copy = private.get_mut(..packets.len())?;
+            packets.copy_to(copy);
+            Packets::Protected(copy)
+        }
+    };
+    Some(Message { origin: Origin { address, class, hops: Origin::HOPS }, port: UDP_PORT, segment, packets })
 }
 
 /// Control data of a message.

@@ -8,11 +8,13 @@
 //! position of the other side. The pages of the messages are mapped twice in a row, so that every message is contiguous.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::{io, ptr};
 
 use super::MAX_MESSAGE;
 use super::socket::check_neg;
+use crate::wire::Data;
 
 /// Bytes of the ring, for messages with their length words.
 const CAPACITY: usize = 512 << 10;
@@ -316,8 +318,10 @@ impl Receiver {
         Ok(Receiver { mapping, head: 0, used: 0, needs_wakeup: true })
     }
 
-    /// Copies the next message to `to` and returns its length, or `None` if there is no message.
-    pub(super) fn take(&mut self, to: &mut [u8]) -> Result<Option<usize>, RingError> {
+    /// Passes the next message to `handle`, and then frees its room. Returns `None` if there is no message.
+    ///
+    /// The sender may write to the message meanwhile.
+    pub(super) fn take<R>(&mut self, handle: impl FnOnce(Data<'_>) -> R) -> Result<Option<R>, RingError> {
         let control = self.mapping.control();
         let available = control.tail.0.load(Ordering::Acquire).wrapping_sub(self.head);
         if available == 0 {
@@ -326,16 +330,17 @@ impl Receiver {
         let entry = self.mapping.ptr_at(self.head);
         // SAFETY: the address is mapped and aligned to 8 bytes. The value is read only once, because the sender may change it.
         let len = unsafe { entry.cast::<u32>().read_volatile() } as usize;
-        if available > CAPACITY as u64 || len > to.len() || entry_bytes(len) > available {
+        let start = NonNull::new(entry.wrapping_add(LENGTH_BYTES)).ok_or(RingError::Broken)?;
+        if available > CAPACITY as u64 || len > MAX_MESSAGE || entry_bytes(len) > available {
             return Err(RingError::Broken);
         }
-        // SAFETY: the checks above keep the range within the ring, where it is contiguous, and within `to`, which is private.
-        // If the sender writes concurrently, the copy has arbitrary bytes, which are valid bytes.
-        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(entry.wrapping_add(LENGTH_BYTES), len) };
+        // SAFETY: the checks above keep the range within the ring, where it is contiguous. The mapping lives longer than this call.
+        // This side of the ring writes no messages. `handle` cannot keep the data, whose lifetime it does not know.
+        let handled = handle(unsafe { Data::from_raw(start, len) });
         self.head = self.head.wrapping_add(entry_bytes(len));
         control.head.0.position.store(self.head, Ordering::Release);
         self.used = available - entry_bytes(len);
-        Ok(Some(len))
+        Ok(Some(handled))
     }
 
     /// Whether the sender must be woken, because there is room. Clears its request.
@@ -387,6 +392,10 @@ mod tests {
         (sender, receiver)
     }
 
+    fn length_of(message: Data<'_>) -> usize {
+        message.len()
+    }
+
     fn message(number: usize) -> Vec<u8> {
         (0..number * 7919 % 60_000).map(|at| (at * 31 + number) as u8).collect()
     }
@@ -404,17 +413,12 @@ mod tests {
                     }
                 }
             });
-            let mut to = vec![0; 1 << 16];
             for number in 0..COUNT {
-                let len = loop {
-                    match receiver.take(&mut to).unwrap() {
-                        Some(len) => break len,
-                        None => std::thread::yield_now(),
-                    }
-                };
-                assert!(to[..len] == message(number), "{number}");
+                while receiver.take(|taken| assert!(taken.to_vec() == message(number), "{number}")) == Ok(None) {
+                    std::thread::yield_now();
+                }
             }
-            assert_eq!(receiver.take(&mut to), Ok(None));
+            assert_eq!(receiver.take(length_of), Ok(None));
         });
     }
 
@@ -422,17 +426,15 @@ mod tests {
     #[cfg_attr(miri, ignore = "it maps shared memory")]
     fn a_message_that_is_written_in_parts_arrives_when_it_is_committed() {
         let (mut sender, mut receiver) = pair();
-        let mut to = [0; 16];
         for round in 0..2_u8 {
             for len in 1..=3 {
                 let memory = sender.reserve(len).unwrap();
                 // SAFETY: the memory has this length.
                 unsafe { memory.add(len - 1).write(round + len as u8) };
-                assert_eq!(receiver.take(&mut to), Ok(None));
+                assert_eq!(receiver.take(length_of), Ok(None));
             }
             sender.commit(3);
-            assert_eq!(receiver.take(&mut to), Ok(Some(3)));
-            assert_eq!(to[..3], [1, 2, 3].map(|byte| round + byte));
+            assert_eq!(receiver.take(|taken| taken.to_vec()), Ok(Some([1, 2, 3].map(|byte| round + byte).to_vec())));
         }
         assert_eq!(sender.reserve(CAPACITY), Err(RingError::Full));
         sender.reserve(3).unwrap();
@@ -449,7 +451,11 @@ mod tests {
         let mut free = CAPACITY - count * 60_008;
         while free < CAPACITY / 4 {
             assert_eq!([sender.add(&long), sender.add(&[1])], [Err(RingError::Full); 2]);
-            assert_eq!(receiver.take(&mut vec![0; 60_000]), Ok(Some(60_000)));
+            let taken = receiver.take(|message| {
+                assert_eq!(sender.add(&long), Err(RingError::Full), "the message is still being handled");
+                message.len()
+            });
+            assert_eq!(taken, Ok(Some(60_000)));
             free += 60_008;
         }
         assert_eq!([sender.add(&long), sender.add(&[1])], [Ok(()); 2]);
@@ -466,7 +472,7 @@ mod tests {
         assert!(!sender.take_wakeup());
         assert!(!receiver.arm(), "a message is waiting");
         assert!(sender.take_wakeup() && !sender.take_wakeup());
-        assert_eq!(receiver.take(&mut [0; 8]), Ok(Some(1)));
+        assert_eq!(receiver.take(length_of), Ok(Some(1)));
         assert!(sender.is_empty() && receiver.arm());
         assert!(!sender.is_closed());
         drop(receiver);
@@ -477,7 +483,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it maps shared memory")]
     fn a_sender_that_sleeps_is_woken_once_when_half_of_the_ring_is_free() {
         let (mut sender, mut receiver) = pair();
-        let (message, mut taken) = ([0; 60_000], [0; 60_000]);
+        let message = [0; 60_000];
         for is_armed in [true, false] {
             let mut count = 0;
             while sender.add(&message).is_ok() {
@@ -485,12 +491,12 @@ mod tests {
             }
             assert!(!is_armed || sender.arm());
             for left in (0..count).rev() {
-                assert_eq!(receiver.take(&mut taken), Ok(Some(message.len())));
+                assert_eq!(receiver.take(length_of), Ok(Some(message.len())));
                 let is_due = is_armed && left == CAPACITY / 2 / message.len();
                 assert_eq!(receiver.take_wakeup(), is_due, "{left} are left");
             }
             assert_eq!(sender.add(&[0]), Ok(()));
-            assert_eq!(receiver.take(&mut taken), Ok(Some(1)));
+            assert_eq!(receiver.take(length_of), Ok(Some(1)));
         }
         assert!(!sender.arm(), "there is room");
     }
@@ -502,21 +508,24 @@ mod tests {
         for tail in far {
             let (sender, mut receiver) = pair();
             sender.mapping.control().tail.0.store(tail, Ordering::Release);
-            assert_eq!(receiver.take(&mut [0; 64]), Err(RingError::Broken), "{tail}");
+            assert_eq!(receiver.take(length_of), Err(RingError::Broken), "{tail}");
         }
         for (len, available) in [(0, 8), (4, 8)] {
             let (sender, mut receiver) = pair();
             // SAFETY: the entry is mapped.
             unsafe { sender.mapping.ptr_at(0).cast::<u32>().write_volatile(len) };
             sender.mapping.control().tail.0.store(available, Ordering::Release);
-            assert_eq!(receiver.take(&mut [0; 64]), Ok(Some(len as usize)));
+            assert_eq!(receiver.take(length_of), Ok(Some(len as usize)));
         }
-        for len in [5, 64, 65, u32::MAX, u32::MAX - 3] {
+        let longest = MAX_MESSAGE as u32;
+        for (len, available) in
+            [(5, 8), (64, 8), (longest + 1, CAPACITY as u64), (u32::MAX, 8), (u32::MAX - 3, CAPACITY as u64)]
+        {
             let (sender, mut receiver) = pair();
             // SAFETY: the entry is mapped.
             unsafe { sender.mapping.ptr_at(0).cast::<u32>().write_volatile(len) };
-            sender.mapping.control().tail.0.store(8, Ordering::Release);
-            assert_eq!(receiver.take(&mut [0; 64]), Err(RingError::Broken), "{len}");
+            sender.mapping.control().tail.0.store(available, Ordering::Release);
+            assert_eq!(receiver.take(length_of), Err(RingError::Broken), "{len}");
         }
         // Positions before the tail's ring or after the tail.
         for head in [1, CAPACITY as u64, 1 << 63, (CAPACITY as u64 + 8).wrapping_neg()] {

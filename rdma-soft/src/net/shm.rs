@@ -22,6 +22,7 @@ use super::sockaddr::{SockAddr, is_link_local};
 use super::socket::check_neg;
 use super::unix::{self, AcceptError, Accepted, Reserve};
 use crate::transport::Time;
+use crate::wire::Data;
 
 /// Bytes before the packets of a message: segment size, traffic class, and [`Crc`].
 pub(super) const PREFIX: usize = 4;
@@ -42,15 +43,16 @@ pub(super) fn encode_prefix(segment: usize, class: u8, crc: Crc) -> [u8; PREFIX]
 }
 
 /// Splits a message into segment size, traffic class, kind of CRC, and packets. `None` if the prefix is invalid.
-pub(super) fn split_prefix(message: &[u8]) -> Option<(usize, u8, Crc, &[u8])> {
-    let ([high, low, class, crc], packets) = message.split_first_chunk::<PREFIX>()?;
-    let segment = u16::from_be_bytes([*high, *low]).into();
+pub(super) fn split_prefix(message: Data<'_>) -> Option<(usize, u8, Crc, Data<'_>)> {
+    let (prefix, packets) = message.split_at(PREFIX)?;
+    let [high, low, class, crc] = prefix.to_array::<PREFIX>()?;
+    let segment = u16::from_be_bytes([high, low]).into();
     let crc = match crc {
         0 => Crc::Invariant,
         1 => Crc::Omitted,
         _ => return None,
     };
-    (segment > 0).then_some((segment, *class, crc, packets))
+    (segment > 0).then_some((segment, class, crc, packets))
 }
 
 /// The endpoint for same-host peers: a listening Unix socket at an IP address.
@@ -347,10 +349,10 @@ mod tests {
     fn a_prefix_round_trips() {
         for crc in [Crc::Invariant, Crc::Omitted] {
             let message = [&encode_prefix(0xfe01, 0xb8, crc)[..], b"packets"].concat();
-            assert_eq!(split_prefix(&message), Some((0xfe01, 0xb8, crc, &b"packets"[..])));
+            assert_eq!(split_prefix((&message).into()), Some((0xfe01, 0xb8, crc, b"packets".into())));
         }
         for wrong in [&b""[..], b"\0\x01\0", b"\0\0\0\0packet", b"\0\x01\0\x02packet"] {
-            assert_eq!(split_prefix(wrong), None, "{wrong:?}");
+            assert_eq!(split_prefix(wrong.into()), None, "{wrong:?}");
         }
     }
 

@@ -7,6 +7,7 @@ use super::ring::Receiver;
 use super::shm::{self, Shm};
 use super::shm_handshake::{self, HandshakeError};
 use super::unix::{self, Reserve};
+use crate::wire::Data;
 
 /// All connections.
 #[derive(Default)]
@@ -77,18 +78,18 @@ impl ShmReceivers {
         self.receivers.len()
     }
 
-    /// Copies the next message of a peer to `to`. Returns the peer's address and the length.
-    pub(super) fn take(&mut self, at: usize, shm: &Shm, to: &mut [u8]) -> Option<(IpAddr, usize)> {
+    /// Passes the next message of a peer to `handle`, with the peer's address. The peer may write to the message meanwhile.
+    pub(super) fn take<R>(&mut self, at: usize, shm: &Shm, handle: impl FnOnce(IpAddr, Data<'_>) -> R) -> Option<R> {
         let ShmReceiver { connection, incoming, .. } = self.receivers.get_mut(at)?;
         let (address, receiver) = incoming.as_mut()?;
         let address = *address;
-        match receiver.take(to) {
-            Ok(len) => {
-                if len.is_some() && receiver.take_wakeup() {
+        match receiver.take(|message| handle(address, message)) {
+            Ok(handled) => {
+                if handled.is_some() && receiver.take_wakeup() {
                     // A failure is ignored: the peer is gone, or looks again soon.
                     _ = shm::send_wake_byte(connection.as_fd());
                 }
-                len.map(|len| (address, len))
+                handled
             }
             // The ring is broken.
             Err(_) => {

@@ -1,6 +1,6 @@
 //! The interface between a queue pair's transport and its device.
 
-use crate::wire::RemoteRange;
+use crate::wire::{Data, RemoteRange};
 
 /// Operation that a peer requests on memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +108,7 @@ pub trait Host {
     fn open(&self, range: &RemoteRange, access: Access) -> Option<Place>;
 
     /// Writes to memory that the last [`Host::open`] has returned.
-    fn store(&mut self, place: Place, data: &[u8]);
+    fn store(&mut self, place: Place, data: Data<'_>);
 
     /// Replaces an aligned word that the last [`Host::open`] has returned by the result of `change`. Returns the old value.
     fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64;
@@ -120,7 +120,7 @@ pub trait Host {
     ///
     /// # Errors
     /// [`Status::LocalLength`] or [`Status::LocalProtection`].
-    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status>;
+    fn fill(&mut self, receive: ReceiveId, offset: u32, data: Data<'_>) -> Result<(), Status>;
 
     /// Invalidates the remote key that a peer has named. Returns whether it was valid for that.
     fn invalidate(&mut self, rkey: u32) -> bool;
@@ -129,7 +129,7 @@ pub trait Host {
     ///
     /// # Errors
     /// [`Status::LocalProtection`].
-    fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status>;
+    fn returned(&mut self, work: u64, offset: u32, data: Data<'_>) -> Result<(), Status>;
 
     /// Reports a completion. The transport reports all work, unsignaled work too.
     fn complete(&mut self, completion: Completion);

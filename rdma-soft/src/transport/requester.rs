@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::host::{Completion, Host, Status};
 use super::{Outgoing, Request, Time, Work};
-use crate::wire::{Ack, Header, Nak, Operation, Psn, Syndrome};
+use crate::wire::{Ack, Data, Header, Nak, Operation, Psn, Syndrome};
 
 /// Fraction of the ACK timeout after which a probe is sent.
 ///
@@ -367,14 +367,14 @@ impl Requester {
     }
 
     /// Handles a response that has arrived.
-    pub fn handle(&mut self, header: &Header, payload: &[u8], now: Time, host: &mut impl Host) {
+    pub fn handle(&mut self, header: &Header, payload: Data<'_>, now: Time, host: &mut impl Host) {
         if self.has_failed {
             return;
         }
         match header.operation {
             Operation::Acknowledge(Ack { syndrome, .. }) => self.handle_ack(header.psn, syndrome, now, host),
             Operation::AtomicAcknowledge(_, old) => {
-                self.handle_response_data(header.psn, &old.to_ne_bytes(), true, now, host);
+                self.handle_response_data(header.psn, (&old.to_ne_bytes()).into(), true, now, host);
             }
             Operation::ReadFirst(_) | Operation::ReadMiddle => {
                 self.handle_response_data(header.psn, payload, false, now, host)
@@ -485,7 +485,7 @@ impl Requester {
     }
 
     /// Handles the data of a read or atomic response.
-    fn handle_response_data(&mut self, psn: Psn, data: &[u8], is_last: bool, now: Time, host: &mut impl Host) {
+    fn handle_response_data(&mut self, psn: Psn, data: Data<'_>, is_last: bool, now: Time, host: &mut impl Host) {
         // Ignore old responses. Work that is queued far behind may have the same PSNs after a wrap.
         if psn.since(self.first_unacked) < 0 || psn.since(self.sent_end) >= 0 {
             return;

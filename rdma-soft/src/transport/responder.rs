@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::host::{Access, Completion, Host, ReceiveId, Received, Status};
 use super::{Outgoing, Payload, packets};
-use crate::wire::{Ack, Atomic, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer};
+use crate::wire::{Ack, Atomic, Data, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer};
 
 /// Settings of a responder, set when its queue pair enters RTR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,7 +143,7 @@ impl Responder {
     }
 
     /// Handles a request that has arrived.
-    pub fn handle(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) {
+    pub fn handle(&mut self, header: &Header, payload: Data<'_>, host: &mut impl Host) {
         if self.has_failed {
             return self.repeat_nak();
         }
@@ -221,7 +221,7 @@ impl Responder {
     }
 
     /// Executes a request that arrived in order. Returns the number of PSNs that it takes.
-    fn execute(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) -> Result<u32, RequestError> {
+    fn execute(&mut self, header: &Header, payload: Data<'_>, host: &mut impl Host) -> Result<u32, RequestError> {
         let invalid = RequestError::Fatal(Nak::InvalidRequest);
         let len = payload.len() as u32;
         let fits = match header.operation {
@@ -285,7 +285,7 @@ impl Responder {
         &mut self,
         receive: ReceiveId,
         at: u32,
-        payload: &[u8],
+        payload: Data<'_>,
         host: &mut impl Host,
     ) -> Result<(), RequestError> {
         if let Err(status) = host.fill(receive, at, payload) {
@@ -324,7 +324,13 @@ impl Responder {
     }
 
     /// Writes a packet's payload to the memory of an RDMA write.
-    fn write(&mut self, range: RemoteRange, at: u32, payload: &[u8], host: &mut impl Host) -> Result<(), RequestError> {
+    fn write(
+        &mut self,
+        range: RemoteRange,
+        at: u32,
+        payload: Data<'_>,
+        host: &mut impl Host,
+    ) -> Result<(), RequestError> {
         let len = payload.len() as u32;
         if len > range.len - at {
             return Err(RequestError::Fatal(Nak::InvalidRequest));
@@ -343,7 +349,7 @@ impl Responder {
         header: &Header,
         range: RemoteRange,
         at: u32,
-        payload: &[u8],
+        payload: Data<'_>,
         imm: Option<u32>,
         host: &mut impl Host,
     ) -> Result<(), RequestError> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::host::{Access, Completion, Host, ReceiveId, Received, Status};
 use super::{Outgoing, Request, Work};
-use crate::wire::{Header, Operation, Psn, RemoteRange, Trailer};
+use crate::wire::{Data, Header, Operation, Psn, RemoteRange, Trailer};
 
 /// The requester of an unreliable connection.
 #[derive(Clone, Debug)]
@@ -109,7 +109,7 @@ impl UnreliableResponder {
     }
 
     /// Handles a packet that has arrived. Packets of incomplete messages are dropped.
-    pub fn handle(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) {
+    pub fn handle(&mut self, header: &Header, payload: Data<'_>, host: &mut impl Host) {
         if header.psn != self.expected {
             self.abort_message();
         }
@@ -126,7 +126,7 @@ impl UnreliableResponder {
     }
 
     /// Executes a packet. Returns `None` if its message is aborted.
-    fn execute(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) -> Option<()> {
+    fn execute(&mut self, header: &Header, payload: Data<'_>, host: &mut impl Host) -> Option<()> {
         let len = payload.len() as u32;
         let is_full = len == self.mtu;
         match header.operation {
@@ -178,7 +178,7 @@ impl UnreliableResponder {
         self.spare.take().or_else(|| host.receive())
     }
 
-    fn fill_receive(&mut self, receive: ReceiveId, at: u32, payload: &[u8], host: &mut impl Host) -> Option<()> {
+    fn fill_receive(&mut self, receive: ReceiveId, at: u32, payload: Data<'_>, host: &mut impl Host) -> Option<()> {
         if let Err(status) = host.fill(receive, at, payload) {
             // The peer is not informed, but the receive completes with the error.
             self.message = Message::None;
@@ -204,7 +204,7 @@ impl UnreliableResponder {
         Some(())
     }
 
-    fn write(&mut self, range: RemoteRange, at: u32, payload: &[u8], host: &mut impl Host) -> Option<()> {
+    fn write(&mut self, range: RemoteRange, at: u32, payload: Data<'_>, host: &mut impl Host) -> Option<()> {
         let len = payload.len() as u32;
         let address = range.address.wrapping_add(u64::from(at));
         let opened_len = if at == 0 { range.len } else { len };
@@ -224,7 +224,7 @@ impl UnreliableResponder {
         header: &Header,
         range: RemoteRange,
         at: u32,
-        payload: &[u8],
+        payload: Data<'_>,
         imm: Option<u32>,
         host: &mut impl Host,
     ) -> Option<()> {

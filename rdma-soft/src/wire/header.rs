@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use super::fields::Reader;
 use super::icrc::ICRC;
-use super::{Operation, Psn, Transport};
+use super::{Data, Operation, Psn, Transport};
 
 /// The headers of a packet: base and extended transport headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ pub struct Packet<'a> {
     /// Headers.
     pub header: Header,
     /// Payload without padding.
-    pub payload: &'a [u8],
+    pub payload: Data<'a>,
 }
 
 /// Why a packet is malformed.
@@ -76,12 +76,19 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// [`Malformed`] if the packet is damaged or does not follow the specification.
-    pub fn parse(datagram: &'a [u8]) -> Result<Self, Malformed> {
-        let (content, _) = datagram.split_last_chunk::<ICRC>().ok_or(Malformed::Short)?;
+    pub fn parse(datagram: impl Into<Data<'a>>) -> Result<Self, Malformed> {
+        let datagram = datagram.into();
+        let (content, _) =
+            datagram.len().checked_sub(ICRC).and_then(|len| datagram.split_at(len)).ok_or(Malformed::Short)?;
         if datagram.len() % 4 != 0 {
             return Err(Malformed::Unaligned);
         }
-        let mut from = Reader(content);
+        // The peer cannot change the copy while it is parsed.
+        let mut copy = [0; MAX_HEADER];
+        let (start, _) = content.split_at(content.len().min(MAX_HEADER)).ok_or(Malformed::Short)?;
+        let headers = &mut copy[..start.len()];
+        start.copy_to(headers);
+        let mut from = Reader(headers);
         let (opcode, flags, pkey) = base(&mut from).ok_or(Malformed::Short)?;
         let (ecn, dest_qp) = from.byte_and_u24().ok_or(Malformed::Short)?;
         let (request, psn) = from.byte_and_u24().ok_or(Malformed::Short)?;
@@ -91,8 +98,10 @@ impl<'a> Packet<'a> {
         let transport = Transport::parse(opcode, &mut from)?;
         let operation = Operation::parse(opcode, transport, &mut from)?;
         let padding = usize::from(flags >> 4 & 3);
-        let Reader(padded) = from;
-        let len = padded.len().checked_sub(padding).ok_or(Malformed::Padding)?;
+        let Reader(rest) = from;
+        let (_, padded) = content.split_at(start.len() - rest.len()).ok_or(Malformed::Short)?;
+        let payload = padded.len().checked_sub(padding).and_then(|len| padded.split_at(len));
+        let (payload, _) = payload.ok_or(Malformed::Padding)?;
         if !operation.carries_payload() && !padded.is_empty() {
             return Err(Malformed::Padding);
         }
@@ -107,7 +116,7 @@ impl<'a> Packet<'a> {
             migrated: flags & 0x40 != 0,
             congestion: (ecn & 0x80 != 0, ecn & 0x40 != 0),
         };
-        Ok(Packet { header, payload: &padded[..len] })
+        Ok(Packet { header, payload })
     }
 }
 

@@ -6,6 +6,7 @@
 //! [`cm`] has the messages of connection management, which are payloads of such packets.
 
 pub mod cm;
+mod data;
 mod fields;
 mod header;
 mod icrc;
@@ -13,6 +14,7 @@ mod opcode;
 mod psn;
 mod syndrome;
 
+pub use data::Data;
 pub use header::{Encoded, Header, Malformed, Packet};
 pub use icrc::{ICRC, Icrc, IcrcSeed, Path};
 pub use opcode::{Atomic, Operation, RemoteRange, Trailer, Transport};

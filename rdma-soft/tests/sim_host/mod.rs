@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::LazyLock;
 
 use rdma_soft::transport::{Access, Completion, Host, Outgoing, Payload, Place, ReceiveId, Status};
-use rdma_soft::wire::{Header, ICRC, IcrcSeed, Path, RemoteRange, Transport};
+use rdma_soft::wire::{Data, Header, ICRC, IcrcSeed, Path, RemoteRange, Transport};
 
 pub(crate) const MTU: u32 = 256;
 pub(crate) const RKEY: u32 = 0x1234;
@@ -95,8 +95,8 @@ impl Host for SimHost {
         is_open.then(|| Place(range.address - BASE))
     }
 
-    fn store(&mut self, place: Place, data: &[u8]) {
-        self.memory[place.0 as usize..][..data.len()].copy_from_slice(data);
+    fn store(&mut self, place: Place, data: Data<'_>) {
+        self.memory[place.0 as usize..][..data.len()].copy_from_slice(&data.to_vec());
     }
 
     fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64 {
@@ -110,7 +110,7 @@ impl Host for SimHost {
         self.receives.pop_front()
     }
 
-    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+    fn fill(&mut self, receive: ReceiveId, offset: u32, data: Data<'_>) -> Result<(), Status> {
         if offset as usize + data.len() > RECEIVE {
             return Err(Status::LocalLength);
         }
@@ -119,7 +119,7 @@ impl Host for SimHost {
             received.clear();
         }
         assert_eq!(received.len(), offset as usize, "a part of the message is missing or repeated");
-        received.extend(data);
+        received.extend(data.to_vec());
         Ok(())
     }
 
@@ -127,8 +127,8 @@ impl Host for SimHost {
         rkey == RKEY
     }
 
-    fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status> {
-        self.data.get_mut(&work).unwrap()[offset as usize..][..data.len()].copy_from_slice(data);
+    fn returned(&mut self, work: u64, offset: u32, data: Data<'_>) -> Result<(), Status> {
+        self.data.get_mut(&work).unwrap()[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
         Ok(())
     }
 

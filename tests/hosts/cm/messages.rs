@@ -72,8 +72,9 @@ impl Messages {
             messages.message_tos.entry(sender).or_default().insert(tos);
             let bytes = bytes(payload);
             let decoded = Packet::parse(&bytes).unwrap_or_else(|error| panic!("{error:?}: {packet:?}"));
-            let mad = Mad::decode(decoded.payload).unwrap_or_else(|error| panic!("{error}: {packet:?}"));
-            assert_eq!(mad.encode(), decoded.payload, "reserved fields are zero: {:?}", mad.message);
+            let payload = decoded.payload.to_vec();
+            let mad = Mad::decode(&payload).unwrap_or_else(|error| panic!("{error}: {packet:?}"));
+            assert_eq!(mad.encode(), payload[..], "reserved fields are zero: {:?}", mad.message);
             let attribute = number(attribute) as u16;
             let (_, name) = NAMES.iter().find(|(of, _)| *of == attribute).unwrap_or_else(|| panic!("{packet:?}"));
             assert_eq!(info, &format!("CM: {name}"), "{:?}", mad.message);

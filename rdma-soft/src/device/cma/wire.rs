@@ -44,7 +44,7 @@ impl super::Cma {
     /// Keeps a MAD that has arrived for queue pair 1, unless it has another Q_Key.
     pub(in crate::device) fn receive_mad(&mut self, link: usize, from: Origin, packet: &Packet<'_>) {
         let Transport::Ud { qkey: MAD_QKEY, .. } = packet.header.transport else { return };
-        let Ok(mad) = <[u8; MAD_LEN]>::try_from(packet.payload) else { return };
+        let Some(mad) = packet.payload.to_array::<MAD_LEN>() else { return };
         if self.arrived.len() < MAX_ARRIVED {
             // `handle_mads` finds out whether the peer is on this host, without the sockets being borrowed.
             self.has_work = true;

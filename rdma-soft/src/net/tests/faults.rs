@@ -20,7 +20,7 @@ fn sent(faults: &str) -> Vec<Option<u32>> {
     let end = Time(COUNT as u64) + Duration::from_secs(1);
     outbox.flush(&link, end);
     assert_eq!(outbox.wake_at(), None);
-    link.packets().iter().map(|packet| link.has_valid_icrc(packet).then(|| parse_checked(packet).0)).collect()
+    link.packets().iter().map(|packet| link.has_valid_icrc(packet).then(|| parse_checked(packet.into()).0)).collect()
 }
 
 fn push(outbox: &mut Outbox, link: &Recorder, psn: u32, now: Time) {

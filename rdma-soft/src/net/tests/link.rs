@@ -136,7 +136,7 @@ fn sent_by(link: &Recorder, lens: &[usize], between: impl FnOnce(&mut Outbox)) {
 }
 
 fn numbers(link: &Recorder) -> Vec<u32> {
-    link.packets().iter().map(|packet| parse_checked(packet).0).collect()
+    link.packets().iter().map(|packet| parse_checked(packet.into()).0).collect()
 }
 
 #[test]

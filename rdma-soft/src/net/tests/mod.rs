@@ -16,7 +16,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use super::{Outbox, Part, Socket, To};
 use crate::transport::Time;
-use crate::wire::{Ack, Header, Operation, Packet, Psn, Syndrome, Transport};
+use crate::wire::{Ack, Data, Header, Operation, Packet, Psn, Syndrome, Transport};
 
 /// Lock of the address `::1`, of which there is only one.
 static IPV6_LOOPBACK: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -63,11 +63,11 @@ fn part(bytes: &[u8]) -> Part {
 }
 
 /// Checks header and payload of a packet. Returns its number and its payload length.
-fn parse_checked(datagram: &[u8]) -> (u32, usize) {
+fn parse_checked(datagram: Data<'_>) -> (u32, usize) {
     let packet = Packet::parse(datagram).unwrap();
     let psn = packet.header.psn.get();
     assert_eq!(packet.header, header(psn, packet.payload.len()));
-    assert_eq!(packet.payload, payload(psn, packet.payload.len()), "{psn}");
+    assert_eq!(packet.payload.to_vec(), payload(psn, packet.payload.len()), "{psn}");
     (psn, packet.payload.len())
 }
 
