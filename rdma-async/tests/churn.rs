@@ -119,7 +119,8 @@ async fn churn(connections: u64) {
         ended.unwrap();
     }
     everything_returns(&driver, &pool).await;
-    until("descriptors return", || open_files() == before).await;
+    // soft0 opens one for all its sockets when a thread first takes packets itself, and keeps it.
+    until("descriptors return", || open_files() <= before + 1).await;
     assert!(driver.statistics().received > connections, "{driver:?}");
 
     // The listener still works.
