@@ -334,8 +334,9 @@ impl Receiver {
         if available > CAPACITY as u64 || len > MAX_MESSAGE || entry_bytes(len) > available {
             return Err(RingError::Broken);
         }
-        // SAFETY: the checks above keep the range within the ring, where it is contiguous. The mapping lives longer than this call.
-        // This side of the ring writes no messages. `handle` cannot keep the data, whose lifetime it does not know.
+        // SAFETY: the checks above keep the range within the ring, where it is contiguous. The mapping lives longer than this call,
+        // and `handle` cannot keep the data, whose lifetime it does not know. A sender in this process writes only to room that is
+        // freed below.
         let handled = handle(unsafe { Data::from_raw(start, len) });
         self.head = self.head.wrapping_add(entry_bytes(len));
         control.head.0.position.store(self.head, Ordering::Release);
