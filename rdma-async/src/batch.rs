@@ -63,27 +63,27 @@ impl<'c, S: Sharing> Batch<'c, S> {
 
     /// Adds a [send](crate::Connection::send).
     pub fn send(self, buffer: Buffer) -> Self {
-        self.add(Work::send(buffer))
+        self.add(Item::Send(buffer))
     }
 
     /// Adds a [send with immediate data](crate::Connection::send_with_immediate).
     pub fn send_with_immediate(self, buffer: Buffer, immediate: u32) -> Self {
-        self.add(Work::send(buffer).imm(immediate))
+        self.add(Item::Work(Work::send(buffer).imm(immediate)))
     }
 
     /// Adds a [write](crate::Connection::write).
     pub fn write(self, buffer: Buffer, remote: RemoteMemory) -> Self {
-        self.add(Work::write(buffer, remote))
+        self.add(Item::Work(Work::write(buffer, remote)))
     }
 
     /// Adds a [write with immediate data](crate::Connection::write_with_immediate).
     pub fn write_with_immediate(self, buffer: Buffer, remote: RemoteMemory, immediate: u32) -> Self {
-        self.add(Work::write(buffer, remote).imm(immediate))
+        self.add(Item::Work(Work::write(buffer, remote).imm(immediate)))
     }
 
     /// Adds a [read](crate::Connection::read).
     pub fn read(self, buffer: Buffer, remote: RemoteMemory) -> Self {
-        self.add(Work::read(buffer, remote))
+        self.add(Item::Work(Work::read(buffer, remote)))
     }
 
     /// Waits only until all operations are posted, like [`Operation::posted`](crate::Operation::posted). Their buffers are dropped
@@ -92,8 +92,8 @@ impl<'c, S: Sharing> Batch<'c, S> {
         PostingBatch(self)
     }
 
-    fn add(mut self, work: Work<'static>) -> Self {
-        self.items.push(Item::Work(work));
+    fn add(mut self, item: Item) -> Self {
+        self.items.push(item);
         self
     }
 
@@ -141,7 +141,7 @@ impl<'c, S: Sharing> Batch<'c, S> {
         let (mut buffers, mut error) = (Vec::with_capacity(self.items.len()), None);
         for item in mem::take(&mut self.items) {
             match item {
-                Item::Returned(buffer) => buffers.push(buffer),
+                Item::Returned(buffer) | Item::Send(buffer) => buffers.push(buffer),
                 Item::Work(work) => buffers.extend(work.into_memory().0),
                 Item::Ended(done) => {
                     let failed = failed(&self.connection.queue, done);

@@ -1,7 +1,7 @@
 //! The loops over the owned API of rdma-safe, with the interface known before the loop.
 
 use rdma_safe::interface::{Classic, Extended};
-use rdma_safe::{Completion, Operation, Work};
+use rdma_safe::{Completion, Operation};
 
 use crate::rig::{BATCH, FAILED, Owned};
 
@@ -58,23 +58,19 @@ macro_rules! batches {
         pub(crate) fn $name(owned: &mut Owned<$interface>, n: u64) -> u64 {
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
-                let Ok(mut batch) = owned.endpoint.batch() else { return FAILED };
-                for buffer in &mut owned.buffers {
-                    let Some(buffer) = buffer.take() else { return FAILED };
-                    if batch.add(Work::send(buffer)).is_err() {
-                        return FAILED;
-                    }
-                }
-                if batch.post().is_err() {
+                let buffers = owned.buffers.iter_mut().map_while(Option::take);
+                if owned.endpoint.send_many(buffers).unwrap_or(0) != BATCH {
                     return FAILED;
                 }
-                for buffer in &mut owned.buffers {
-                    let back = owned.endpoint.poll_with(|done| {
-                        sum += read_send(&done);
-                        done.buffer
-                    });
-                    let Ok(Some(back)) = back else { return FAILED };
-                    *buffer = back;
+                let mut places = owned.buffers.iter_mut();
+                let taken = owned.endpoint.poll_each(BATCH, |done| {
+                    sum += read_send(&done);
+                    if let Some(place) = places.next() {
+                        *place = done.buffer;
+                    }
+                });
+                if taken != Ok(BATCH) {
+                    return FAILED;
                 }
             }
             sum

@@ -3,7 +3,7 @@
 use std::mem;
 use std::task::{Context, Waker};
 
-use rdma_safe::endpoint::EndpointMut;
+use rdma_safe::endpoint::{BatchError, EndpointMut};
 use rdma_safe::{Buffer, EndpointKey, PostError, Work};
 
 use super::connections::{Connections, find};
@@ -17,7 +17,9 @@ use crate::{Error, Sharing};
 /// An operation of a batch.
 #[derive(Debug)]
 pub(crate) enum Item {
-    /// Not posted.
+    /// A send that is not posted.
+    Send(Buffer),
+    /// Another operation that is not posted.
     Work(Work<'static>),
     /// In flight. It has a slot if it is awaited.
     InFlight(Slot),
@@ -131,7 +133,12 @@ impl<S: Sharing> State<S> {
         // Leaves a place for each other task that was notified, but takes at least one.
         let room = member.room_left().saturating_sub(member.room.notified()).max(1).min(items.len());
         let connection = awaited.then_some(key.index() as u32);
-        let (count, failure) = post_all(&mut endpoint, &mut items[..room], slots, connection);
+        let items_now = &mut items[..room];
+        let (count, failure) = if items_now.iter().all(|item| matches!(item, Item::Send(_))) {
+            send_all(&mut endpoint, items_now, slots, connection)
+        } else {
+            post_all(&mut endpoint, items_now, slots, connection)
+        };
         member.posted(count as u32);
         counts.posted += count as u64;
         let mut waker = Some(waker);
@@ -172,8 +179,12 @@ fn post_all(
     };
     let (mut added, mut failure) = (0, None);
     for item in items.iter_mut() {
-        let Item::Work(work) = mem::replace(item, Item::InFlight(Slot::NONE)) else { break };
-        let slot = connection.map_or(Slot::NONE, |connection| slots.insert(connection, Waker::noop().clone()));
+        let work = match mem::replace(item, Item::InFlight(Slot::NONE)) {
+            Item::Send(buffer) => Work::send(buffer),
+            Item::Work(work) => work,
+            _ => break,
+        };
+        let slot = insert(slots, connection);
         match batch.add(work.user_data(slot.number())) {
             Ok(_) => {
                 *item = Item::InFlight(slot);
@@ -191,23 +202,54 @@ fn post_all(
     }
     let mut count = added;
     if let Err(failed) = batch.post() {
-        count -= failed.buffers.len();
-        for (item, buffer) in items[count..added].iter_mut().zip(failed.buffers) {
-            if let Some(slot) = item.slot() {
-                slots.cancel(slot);
-            }
-            *item = Item::Returned(buffer);
-        }
-        if matches!(failed.error, PostError::MaybePosted { .. }) {
-            // The provider does not say what it has posted. Completions may never come.
-            for item in &mut items[..count] {
-                if let Some(slot) = item.slot() {
-                    slots.abandon(slot);
-                }
-                *item = Item::InDoubt;
-            }
-        }
-        failure = Some(rdma_safe::Error::from(failed.error).into());
+        count = failed.posted;
+        failure = Some(take_back(&mut items[..added], failed, slots));
     }
     (count, failure)
+}
+
+/// Like [`post_all`], for sends only. They take one completion queue entry together.
+fn send_all(
+    endpoint: &mut EndpointMut<'_>,
+    items: &mut [Item],
+    slots: &mut Slots<Done>,
+    connection: Option<u32>,
+) -> (usize, Option<Error>) {
+    let mut taken = 0;
+    let buffers = items.iter_mut().map_while(|item| {
+        let slot = insert(slots, connection);
+        let Item::Send(buffer) = mem::replace(item, Item::InFlight(slot)) else { return None };
+        taken += 1;
+        Some((buffer, slot.number()))
+    });
+    match endpoint.send_many_numbered(buffers) {
+        Ok(count) => (count, None),
+        Err(failed) => (failed.posted, Some(take_back(&mut items[..taken], failed, slots))),
+    }
+}
+
+/// A slot for an operation of the connection, if it is awaited. The last one of a batch gets a waker later.
+fn insert(slots: &mut Slots<Done>, connection: Option<u32>) -> Slot {
+    connection.map_or(Slot::NONE, |connection| slots.insert(connection, Waker::noop().clone()))
+}
+
+/// Handles operations of which the first `failed.posted` were posted, or may have been. The buffers of the others have come back.
+fn take_back(items: &mut [Item], failed: BatchError, slots: &mut Slots<Done>) -> Error {
+    let (posted, unposted) = items.split_at_mut(failed.posted);
+    for (item, buffer) in unposted.iter_mut().zip(failed.buffers) {
+        if let Some(slot) = item.slot() {
+            slots.cancel(slot);
+        }
+        *item = Item::Returned(buffer);
+    }
+    if matches!(failed.error, PostError::MaybePosted { .. }) {
+        // The provider does not say what it has posted. Completions may never come.
+        for item in posted {
+            if let Some(slot) = item.slot() {
+                slots.abandon(slot);
+            }
+            *item = Item::InDoubt;
+        }
+    }
+    rdma_safe::Error::from(failed.error).into()
 }

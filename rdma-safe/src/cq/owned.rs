@@ -64,6 +64,12 @@ impl CompletionQueue {
         self.is_extended() && !self.one_per_poll
     }
 
+    /// Whether the provider has a fault in `ibv_next_poll`, so that one poll takes one completion.
+    #[inline(always)]
+    pub(crate) fn takes_one_at_a_time(&self) -> bool {
+        self.one_per_poll
+    }
+
     /// Starts a poll of the next completion, if there is one.
     ///
     /// # Safety

@@ -234,6 +234,12 @@ impl Batch<'_> {
         Ok(WorkRequest::new(self.sends.next_sequence()).with_flags(flags))
     }
 
+    /// Number of pieces of work that can be added.
+    #[inline]
+    pub(super) fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.sends.next_sequence())
+    }
+
     /// Whether work with these flags is signaled, by request or because the run of unsignaled sends is too long.
     #[inline(always)]
     pub(super) fn is_signaled(&self, flags: SendFlags) -> bool {
@@ -301,7 +307,7 @@ impl Batch<'_> {
                 Ok(())
             }
             Err(error) => {
-                let unposted = failed(this.raw.core(), this.sends, this.poisoned, error);
+                let unposted = failed(this.raw.core(), this.sends, this.poisoned, error, this.raw.len());
                 if !*this.poisoned {
                     *this.gates = this.gates_before;
                 }
@@ -311,10 +317,23 @@ impl Batch<'_> {
     }
 }
 
-/// Sorts the staged work of a batch that the provider took only in part, or not at all.
+/// Handles the staged work of a batch that the provider took only in part, or not at all.
 #[cold]
 #[inline(never)]
-fn failed(qp: &Core, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError) -> BatchError {
+fn failed(qp: &Core, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError, len: usize) -> BatchError {
+    let (failed, is_poisoned) = sort_staged(sends, error, len);
+    if is_poisoned {
+        *poisoned = true;
+        qp.fail();
+    }
+    failed
+}
+
+/// Sorts `len` pieces of staged work of which the provider took only a part, or none. Also returns whether the endpoint has to go into
+/// error.
+#[cold]
+#[inline(never)]
+pub(super) fn sort_staged(sends: &mut Ring<Buffer>, error: PostError, len: usize) -> (BatchError, bool) {
     let (mut buffers, mut lists) = (Vec::new(), Vec::new());
     let taken = match error {
         PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
@@ -332,12 +351,9 @@ fn failed(qp: &Core, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostE
         }
         None => sends.commit(),
     }
-    if taken != Some(0) {
-        // The last posted work may be unsignaled. Then only a flush returns its buffer.
-        *poisoned = true;
-        qp.fail();
-    }
-    BatchError { error, buffers, lists }
+    let posted = taken.map_or(len, |taken| taken as usize);
+    // The last posted work may be unsignaled. Then only a flush returns its buffer.
+    (BatchError { error, posted, buffers, lists }, taken != Some(0))
 }
 
 impl Drop for Batch<'_> {

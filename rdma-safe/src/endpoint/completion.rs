@@ -297,6 +297,8 @@ pub struct Rejected {
 pub struct BatchError {
     /// Reason for the failure.
     pub error: PostError,
+    /// Number of pieces of work that were posted, from the first. All if the provider does not say.
+    pub posted: usize,
     /// Buffers of the work that surely was not posted, in the order in which it was added.
     pub buffers: Vec<Buffer>,
     /// Lists of the work that surely was not posted, in the order in which it was added.
@@ -306,7 +308,7 @@ pub struct BatchError {
 impl BatchError {
     /// The error of a batch of one piece of work.
     pub(super) fn single(self) -> Rejected {
-        let BatchError { error, mut buffers, mut lists } = self;
+        let BatchError { error, mut buffers, mut lists, .. } = self;
         Rejected { error, buffer: buffers.pop(), list: lists.pop() }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Batch, Endpoint, FailedWork, Rejected, Transfer, Work, WorkId};
+use super::{Batch, BatchError, Endpoint, FailedWork, Rejected, Transfer, Work, WorkId};
 use crate::explain::Explanation;
 use crate::interface::Interface;
 use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
@@ -110,10 +110,50 @@ impl<I: Interface> Endpoint<I> {
         self.poster.transfer(transfer, buffer, user_data)
     }
 
+    /// Sends many buffers with one doorbell and one completion queue entry. Returns the number of those that were sent.
+    ///
+    /// This is the cheapest way to send. It stops when there is no room for more sends, and then takes no further buffer from the
+    /// iterator. No send waits, whatever [`EndpointBuilder::pending_sends`](crate::EndpointBuilder::pending_sends) is.
+    ///
+    /// Each buffer has a completion of its own, as after [`send`](Self::send). They arrive together, when the last buffer was sent, or
+    /// the last one of each half of the queue. Take them with [`poll_each`](Endpoint::poll_each): for such a group it costs less than
+    /// [`poll`](Endpoint::poll).
+    ///
+    /// ```no_run
+    /// # fn example(endpoint: &mut rdma_safe::Endpoint, mut values: Vec<rdma_safe::Buffer>) -> rdma_safe::Result<()> {
+    /// let mut unsent = values.drain(..);
+    /// let sent = endpoint.send_many(&mut unsent)?;
+    /// println!("{sent} buffers are on their way, and {} wait for room", unsent.len());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BatchError`] returns the buffers that were taken from the iterator and not sent. The error of a single buffer leaves the
+    /// ones before it sent.
+    #[inline(always)]
+    pub fn send_many(&mut self, buffers: impl IntoIterator<Item = Buffer>) -> Result<usize, BatchError> {
+        self.send_many_numbered(buffers.into_iter().map(|buffer| (buffer, 0)))
+    }
+
+    /// Like [`send_many`](Self::send_many). Each buffer comes with the number that its completion returns, as with
+    /// [`Work::user_data`].
+    ///
+    /// # Errors
+    /// Like [`send_many`](Self::send_many).
+    #[inline(always)]
+    pub fn send_many_numbered(
+        &mut self,
+        buffers: impl IntoIterator<Item = (Buffer, u32)>,
+    ) -> Result<usize, BatchError> {
+        self.poster.send_many(buffers)
+    }
+
     /// Begins a batch of work to be posted with one doorbell.
     ///
     /// A doorbell is a write to the device, over PCIe for hardware. On the processor, each piece of a batch takes about
     /// 40 instructions more than a single post (docs/benchmarks.md), so batch only where doorbells take longer than that.
+    /// [`send_many`](Self::send_many) costs less than both.
     ///
     /// # Errors
     /// [`PostError::NotReady`] before [`connect`](Self::connect); [`PostError::EndpointFailed`].

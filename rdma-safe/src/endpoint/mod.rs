@@ -11,6 +11,7 @@ mod datagram;
 mod gates;
 mod keepalive;
 mod lists;
+mod many;
 mod methods;
 mod pending;
 mod poll;

@@ -159,7 +159,7 @@ impl<I: Interface> Endpoint<I> {
     /// Like [`Endpoint::poll_recording`], for a row that was just taken from `self.cq`.
     #[cold]
     #[inline(never)]
-    fn poll_recording_row(&mut self, row: *const ibv_wc) -> SlowPoll {
+    pub(super) fn poll_recording_row(&mut self, row: *const ibv_wc) -> SlowPoll {
         // SAFETY: the row is still valid, because the queue has not been polled since.
         let found = unsafe { WorkCompletion::classic(&*row) };
         let recorded = record(&mut self.poster.live, &mut self.poster.slow, found);

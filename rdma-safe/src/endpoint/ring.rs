@@ -1,5 +1,7 @@
 //! Work in flight, in the order of posting.
 
+mod runs;
+
 use std::ptr::NonNull;
 
 use super::Operation;

@@ -41,6 +41,7 @@ mod raw_packets;
 mod receive_shares;
 mod registration;
 mod rings;
+mod send_many;
 mod shared_receives;
 mod size_limits;
 mod support;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::super::{Batch, FailedWork, Peer, Poster, Rejected, Transfer, Work, WorkId};
+use super::super::{Batch, BatchError, FailedWork, Peer, Poster, Rejected, Transfer, Work, WorkId};
 use crate::explain::Explanation;
 use crate::qp::{QueuePairAttributes, QueuePairState};
 use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
@@ -165,6 +165,27 @@ impl EndpointMut<'_> {
     #[inline]
     pub fn post_to(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
         self.with_poster(|poster| poster.post_to(work, peer))
+    }
+
+    /// Sends many buffers with one doorbell: [`Endpoint::send_many`](crate::Endpoint::send_many).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::send_many`](crate::Endpoint::send_many).
+    #[inline(always)]
+    pub fn send_many(&mut self, buffers: impl IntoIterator<Item = Buffer>) -> Result<usize, BatchError> {
+        self.send_many_numbered(buffers.into_iter().map(|buffer| (buffer, 0)))
+    }
+
+    /// Sends many buffers, with numbers for their completions: [`Endpoint::send_many_numbered`](crate::Endpoint::send_many_numbered).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::send_many_numbered`](crate::Endpoint::send_many_numbered).
+    #[inline(always)]
+    pub fn send_many_numbered(
+        &mut self,
+        buffers: impl IntoIterator<Item = (Buffer, u32)>,
+    ) -> Result<usize, BatchError> {
+        self.with_poster(|poster| poster.send_many(buffers))
     }
 
     /// Begins a batch of work to be posted with one doorbell: [`Endpoint::batch`](crate::Endpoint::batch).

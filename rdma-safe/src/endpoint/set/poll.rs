@@ -161,18 +161,37 @@ impl EndpointSet {
         self.poll_singly_into(0, max, sink)
     }
 
-    /// The rest of [`EndpointSet::poll_into`] after it has found a completion that the fast path does not handle.
+    /// The rest of [`EndpointSet::poll_into`] after it has found a completion that the fast path does not handle: one that returns
+    /// several sends, or one that has to be recorded.
     #[cold]
     #[inline(never)]
     fn poll_rest_into(
         &mut self,
         open: OpenPoll,
-        taken: usize,
+        mut taken: usize,
         max: usize,
-        sink: &mut dyn CompletionSink,
+        mut sink: &mut dyn CompletionSink,
     ) -> Result<usize, PollError> {
-        self.record(open)?;
-        self.poll_singly_into(taken, max, sink)
+        let mut open = SetCompletion(open);
+        loop {
+            let (run, is_whole) = self.members.take_run(&open.completion(), max - taken, &mut sink);
+            taken += run;
+            if !is_whole {
+                if run != 0 || !self.members.take_plain(&open.completion(), &mut sink) {
+                    self.record(open.0)?;
+                    return self.poll_singly_into(taken, max, sink);
+                }
+                taken += 1;
+            }
+            if taken == max {
+                return Ok(taken);
+            }
+            match open.0.next() {
+                Ok(true) => {}
+                Ok(false) => return Ok(taken),
+                Err(error) => return fail(open.0, error),
+            }
+        }
     }
 
     fn poll_singly_into(

@@ -200,6 +200,16 @@ impl<I: Interface> SendBatch<'_, I> {
             self.abort();
             return Ok(());
         }
+        // SAFETY: the caller's contract.
+        unsafe { self.complete_some() }
+    }
+
+    /// Posts the batch, which is not empty.
+    ///
+    /// # Safety
+    /// Like [`SendBatch::complete_in_place`].
+    #[inline(always)]
+    pub(crate) unsafe fn complete_some(&mut self) -> Result<(), PostError> {
         let SendBatch { info, queue, count, .. } = self;
         let qp = match info.target {
             Target::Extended(qp) => qp,

@@ -28,6 +28,9 @@ const PRUNED: &[&str] = &[
     "time::Instant>::duration_since",
     // Cleanup after a provider error.
     "endpoint::batch::failed",
+    "::many_failed",
+    // Buffers that do not take the fast path.
+    "::send_slowly",
     "::poison",
 ];
 
