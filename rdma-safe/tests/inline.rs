@@ -53,7 +53,7 @@ const NAMED: &[(&str, &str, &[&str])] = &[
     (
         "endpoint/poll_each.rs",
         include_str!("../src/endpoint/poll_each.rs"),
-        &["poll_each", "poll_plain", "take_plain", "take_run", "take_sent", "take_received"],
+        &["poll_each", "poll_extended", "poll_classic", "take_plain", "take_run", "take_sent", "take_received"],
     ),
     ("endpoint/gates.rs", include_str!("../src/endpoint/gates.rs"), &["receive"]),
     (
@@ -71,13 +71,13 @@ const NAMED: &[(&str, &str, &[&str])] = &[
             "take_oldest",
         ],
     ),
-    ("endpoint/ring/runs.rs", include_str!("../src/endpoint/ring/runs.rs"), &["kind", "take", "store", "drop", "drop"]),
+    ("endpoint/ring/runs.rs", include_str!("../src/endpoint/ring/runs.rs"), &["store", "drop", "drop"]),
     ("endpoint/many.rs", include_str!("../src/endpoint/many.rs"), &["send_many"]),
     ("srq/slab.rs", include_str!("../src/srq/slab.rs"), &["is_ticket", "insert", "take"]),
     (
         "cq/owned.rs",
         include_str!("../src/cq/owned.rs"),
-        &["start_poll", "next", "takes_several", "takes_one_at_a_time", "next_row"],
+        &["start_poll", "next", "takes_several", "is_one_per_poll", "next_row"],
     ),
     ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "inline", "post", "position"]),
     (
@@ -86,7 +86,7 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         &[
             "new",
             "complete",
-            "complete_some",
+            "complete_nonempty",
             "drop",
             "begin",
             "finish",

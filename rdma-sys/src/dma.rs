@@ -54,7 +54,8 @@ pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
 ///
 /// # Safety
 /// `to` must be valid for writes of `len` bytes, and the whole process must access them atomically during the call.
-/// `from` must be valid for reads of `len` bytes that nobody writes.
+/// `from` must be valid for reads of `len` bytes that this process does not write. If another process writes them, the copy has
+/// bytes from before and after.
 #[inline]
 pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
     let (head, tail) = edges(to, len);

@@ -43,6 +43,7 @@ struct Row {
     raw: Option<fn(&mut Raw, u64) -> u64>,
     any: Option<fn(&mut Raw, u64) -> u64>,
     owned: Option<OwnedLoop>,
+    batch: Option<OwnedLoop>,
 }
 
 #[derive(Clone, Copy)]
@@ -58,7 +59,8 @@ const CLASSIC: Setting = Setting { classic: true, ..EXTENDED };
 macro_rules! rows {
     ($(
         $name:ident: $setting:expr
-        $(, sys $sys:ident)? $(, raw $raw:ident)? $(, any $any:ident)? $(, owned $owned:ident over $interface:ident)?;
+        $(, sys $sys:ident)? $(, raw $raw:ident)? $(, any $any:ident)? $(, owned $owned:ident over $interface:ident)?
+        $(, batch $batch:ident over $batch_interface:ident)?;
     )+) => {
         [$(Row {
             name: stringify!($name),
@@ -67,6 +69,7 @@ macro_rules! rows {
             raw: rows!(@ raw $($raw)?),
             any: rows!(@ any $($any)?),
             owned: rows!(@ owned $($owned $interface)?),
+            batch: rows!(@ owned $($batch $batch_interface)?),
         }),+]
     };
     (@ $module:ident) => { None };
@@ -99,9 +102,9 @@ fn rows() -> impl IntoIterator<Item = Row> {
         ud_send: Setting { datagrams: true, ..EXTENDED }, sys loop_sys_ud_send, raw loop_raw_ud_send, any loop_any_ud_send;
         ud_send_cl: Setting { datagrams: true, ..CLASSIC }, sys loop_sys_ud_send_cl, raw loop_raw_ud_send_cl;
         send_ex1: EXTENDED, owned loop_owned_send_ex1 over Extended;
-        send_ex16: EXTENDED, owned loop_owned_send_ex16 over Extended;
+        send_ex16: EXTENDED, owned loop_owned_send_ex16 over Extended, batch loop_batch_send_ex16 over Extended;
         send_cl1: CLASSIC, owned loop_owned_send_cl1 over Classic;
-        send_cl16: CLASSIC, owned loop_owned_send_cl16 over Classic;
+        send_cl16: CLASSIC, owned loop_owned_send_cl16 over Classic, batch loop_batch_send_cl16 over Classic;
         recv_ex1: Setting { receive_at_once: true, ..EXTENDED }, owned loop_owned_recv_ex1 over Extended;
         recv_cl1: Setting { receive_at_once: true, ..CLASSIC }, owned loop_owned_recv_cl1 over Classic;
         qp: EXTENDED, raw loop_raw_qp;
@@ -128,7 +131,7 @@ fn run() -> Result<()> {
         // SAFETY: the library has no initialisers.
         c.push((name.to_owned(), unsafe { Library::new(Path::new(path)) }?));
     }
-    for Row { name, setting, sys, raw, any, owned } in rows() {
+    for Row { name, setting, sys, raw, any, owned, batch } in rows() {
         // The variants share the objects, so that each finds the heap in the same state: it decides what the allocations of the
         // provider cost.
         let mut rust = rig.raw(setting)?;
@@ -149,16 +152,18 @@ fn run() -> Result<()> {
                 measure(variant, name, |n| function(&mut rust, n))?;
             }
         }
-        match owned {
-            Some(OwnedLoop::Extended(function)) => {
-                let mut owned = rig.owned(setting, Endpoint::with_interface::<Extended>)?;
-                measure("owned", name, |n| function(&mut owned, n))?;
+        for (variant, function) in [("owned", owned), ("batch", batch)] {
+            match function {
+                Some(OwnedLoop::Extended(function)) => {
+                    let mut owned = rig.owned(setting, Endpoint::with_interface::<Extended>)?;
+                    measure(variant, name, |n| function(&mut owned, n))?;
+                }
+                Some(OwnedLoop::Classic(function)) => {
+                    let mut owned = rig.owned(setting, Endpoint::with_interface::<Classic>)?;
+                    measure(variant, name, |n| function(&mut owned, n))?;
+                }
+                None => {}
             }
-            Some(OwnedLoop::Classic(function)) => {
-                let mut owned = rig.owned(setting, Endpoint::with_interface::<Classic>)?;
-                measure("owned", name, |n| function(&mut owned, n))?;
-            }
-            None => {}
         }
         if name == "send_ex1" {
             let mut local = awaited::Awaited::new(rig.pd())?;

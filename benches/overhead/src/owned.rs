@@ -1,7 +1,7 @@
 //! The loops over the owned API of rdma-safe, with the interface known before the loop.
 
 use rdma_safe::interface::{Classic, Extended};
-use rdma_safe::{Completion, Operation};
+use rdma_safe::{Completion, Operation, Work};
 
 use crate::rig::{BATCH, FAILED, Owned};
 
@@ -51,7 +51,7 @@ one_at_a_time! {
     loop_owned_recv_cl1: Classic = receive, read_receive;
 }
 
-macro_rules! batches {
+macro_rules! many {
     ($($name:ident: $interface:ident)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
@@ -78,7 +78,40 @@ macro_rules! batches {
     )+};
 }
 
-batches! { loop_owned_send_ex16: Extended loop_owned_send_cl16: Classic }
+many! { loop_owned_send_ex16: Extended loop_owned_send_cl16: Classic }
+
+macro_rules! batches {
+    ($($name:ident: $interface:ident)+) => {$(
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(crate) fn $name(owned: &mut Owned<$interface>, n: u64) -> u64 {
+            let mut sum = 0;
+            for _ in (0..n).step_by(BATCH) {
+                let Ok(mut batch) = owned.endpoint.batch() else { return FAILED };
+                for buffer in &mut owned.buffers {
+                    let Some(buffer) = buffer.take() else { return FAILED };
+                    if batch.add(Work::send(buffer)).is_err() {
+                        return FAILED;
+                    }
+                }
+                if batch.post().is_err() {
+                    return FAILED;
+                }
+                for buffer in &mut owned.buffers {
+                    let back = owned.endpoint.poll_with(|done| {
+                        sum += read_send(&done);
+                        done.buffer
+                    });
+                    let Ok(Some(back)) = back else { return FAILED };
+                    *buffer = back;
+                }
+            }
+            sum
+        }
+    )+};
+}
+
+batches! { loop_batch_send_ex16: Extended loop_batch_send_cl16: Classic }
 
 macro_rules! empty {
     ($($name:ident: $interface:ident)+) => {$(

@@ -184,7 +184,7 @@ fn post_all(
             Item::Work(work) => work,
             _ => break,
         };
-        let slot = insert(slots, connection);
+        let slot = insert_slot(slots, connection);
         match batch.add(work.user_data(slot.number())) {
             Ok(_) => {
                 *item = Item::InFlight(slot);
@@ -208,7 +208,8 @@ fn post_all(
     (count, failure)
 }
 
-/// Like [`post_all`], for sends only. They take one completion queue entry together.
+/// Like [`post_all`], for sends only. They take few completion queue entries, because the ring of the endpoint knows which one is
+/// the last. Other work would have to be checked before the work in front of it can go without an entry.
 fn send_all(
     endpoint: &mut EndpointMut<'_>,
     items: &mut [Item],
@@ -217,19 +218,19 @@ fn send_all(
 ) -> (usize, Option<Error>) {
     let mut taken = 0;
     let buffers = items.iter_mut().map_while(|item| {
-        let slot = insert(slots, connection);
+        let slot = insert_slot(slots, connection);
         let Item::Send(buffer) = mem::replace(item, Item::InFlight(slot)) else { return None };
         taken += 1;
         Some((buffer, slot.number()))
     });
-    match endpoint.send_many_numbered(buffers) {
+    match endpoint.send_many_with_user_data(buffers) {
         Ok(count) => (count, None),
         Err(failed) => (failed.posted, Some(take_back(&mut items[..taken], failed, slots))),
     }
 }
 
 /// A slot for an operation of the connection, if it is awaited. The last one of a batch gets a waker later.
-fn insert(slots: &mut Slots<Done>, connection: Option<u32>) -> Slot {
+fn insert_slot(slots: &mut Slots<Done>, connection: Option<u32>) -> Slot {
     connection.map_or(Slot::NONE, |connection| slots.insert(connection, Waker::noop().clone()))
 }
 

@@ -66,7 +66,7 @@ impl CompletionQueue {
 
     /// Whether the provider has a fault in `ibv_next_poll`, so that one poll takes one completion.
     #[inline(always)]
-    pub(crate) fn takes_one_at_a_time(&self) -> bool {
+    pub(crate) fn is_one_per_poll(&self) -> bool {
         self.one_per_poll
     }
 

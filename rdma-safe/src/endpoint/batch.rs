@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use super::datagram::{DatagramSlots, Peer};
 use super::gates::Gates;
 use super::lists::add_list;
-use super::ring::{Kind, Ring};
+use super::ring::{Kind, Ring, Signal};
 use super::work::{ATOMIC, Data, Verb};
 use super::{BatchError, Operation, Poster, Rejected, UnsignaledRun, Work, WorkId};
 use crate::interface::Interface;
@@ -234,12 +234,6 @@ impl Batch<'_> {
         Ok(WorkRequest::new(self.sends.next_sequence()).with_flags(flags))
     }
 
-    /// Number of pieces of work that can be added.
-    #[inline]
-    pub(super) fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.sends.next_sequence())
-    }
-
     /// Whether work with these flags is signaled, by request or because the run of unsignaled sends is too long.
     #[inline(always)]
     pub(super) fn is_signaled(&self, flags: SendFlags) -> bool {
@@ -251,7 +245,8 @@ impl Batch<'_> {
     fn stage(&mut self, buffer: Option<Buffer>, verb: &Verb, flags: SendFlags, user_data: u32) -> WorkId {
         let signaled = self.is_signaled(flags);
         let silent = !flags.contains(SendFlags::SIGNALED) && buffer.is_none();
-        let kind = Kind { operation: verb.operation(), signaled, silent, has_outcome: false, user_data };
+        let kind =
+            Kind { operation: verb.operation(), signal: Signal::of(signaled), silent, has_outcome: false, user_data };
         let sequence = self.sends.stage(buffer, kind);
         self.run = UnsignaledRun { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
         WorkId(sequence)
@@ -321,26 +316,24 @@ impl Batch<'_> {
 #[cold]
 #[inline(never)]
 fn failed(qp: &Core, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError, len: usize) -> BatchError {
-    let (failed, is_poisoned) = sort_staged(sends, error, len);
-    if is_poisoned {
+    let failed = take_back_staged(sends, error, len);
+    if failed.posted != 0 {
         *poisoned = true;
         qp.fail();
     }
     failed
 }
 
-/// Sorts `len` pieces of staged work of which the provider took only a part, or none. Also returns whether the endpoint has to go into
-/// error.
+/// Takes the work back that the provider surely did not take, of `len` pieces that are staged.
+///
+/// If any was posted, the caller brings the endpoint into error: the last one may be unsignaled, and then only a flush returns its
+/// buffer.
 #[cold]
 #[inline(never)]
-pub(super) fn sort_staged(sends: &mut Ring<Buffer>, error: PostError, len: usize) -> (BatchError, bool) {
+pub(super) fn take_back_staged(sends: &mut Ring<Buffer>, error: PostError, len: usize) -> BatchError {
     let (mut buffers, mut lists) = (Vec::new(), Vec::new());
-    let taken = match error {
-        PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
-        _ => None,
-    };
-    match taken {
-        Some(posted) => {
+    let posted = match error {
+        PostError::QueueFull { posted } | PostError::Refused { posted, .. } => {
             sends.commit_first(posted);
             while let Some((buffer, list)) = sends.pop_staged() {
                 buffers.extend(buffer);
@@ -348,12 +341,14 @@ pub(super) fn sort_staged(sends: &mut Ring<Buffer>, error: PostError, len: usize
             }
             buffers.reverse();
             lists.reverse();
+            posted as usize
         }
-        None => sends.commit(),
-    }
-    let posted = taken.map_or(len, |taken| taken as usize);
-    // The last posted work may be unsignaled. Then only a flush returns its buffer.
-    (BatchError { error, posted, buffers, lists }, taken != Some(0))
+        _ => {
+            sends.commit();
+            len
+        }
+    };
+    BatchError { error, posted, buffers, lists }
 }
 
 impl Drop for Batch<'_> {

@@ -290,14 +290,15 @@ pub struct Rejected {
     pub list: Option<Gather>,
 }
 
-/// A batch that was posted only in part, or not at all.
+/// Work of a batch, or of [`Endpoint::send_many`](crate::Endpoint::send_many), that was posted only in part, or not at all.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
 pub struct BatchError {
     /// Reason for the failure.
     pub error: PostError,
-    /// Number of pieces of work that were posted, from the first. All if the provider does not say.
+    /// Number of pieces of work that were posted, counted from the first. For [`PostError::MaybePosted`], it includes those that
+    /// may have been posted. The number in `error` counts from the last doorbell.
     pub posted: usize,
     /// Buffers of the work that surely was not posted, in the order in which it was added.
     pub buffers: Vec<Buffer>,

@@ -1,7 +1,7 @@
 //! Posting work with several pieces of memory.
 
 use super::batch::Batch;
-use super::ring::Kind;
+use super::ring::{Kind, Signal};
 use super::work::Verb;
 use super::{Endpoint, EndpointMut, Operation, Poster, Rejected, UnsignaledRun, Work, WorkId};
 use crate::interface::Interface;
@@ -111,7 +111,13 @@ impl Batch<'_> {
     /// Stages the work that was just added.
     pub(super) fn stage_list(&mut self, list: Gather, verb: &Verb, flags: SendFlags, user_data: u32) -> WorkId {
         let signaled = self.is_signaled(flags);
-        let kind = Kind { operation: verb.operation(), signaled, silent: false, has_outcome: false, user_data };
+        let kind = Kind {
+            operation: verb.operation(),
+            signal: Signal::of(signaled),
+            silent: false,
+            has_outcome: false,
+            user_data,
+        };
         let sequence = self.sends.stage_list(list, kind);
         self.run = UnsignaledRun { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
         WorkId(sequence)

@@ -1,13 +1,13 @@
-//! Sending many buffers with one doorbell and one completion queue entry.
+//! Sending many buffers with one doorbell and few completion queue entries.
 
 use std::mem::ManuallyDrop;
 
-use super::batch::sort_staged;
+use super::batch::take_back_staged;
 use super::ring::Kind;
 use super::{BatchError, Operation, Poster, Work};
 use crate::interface::Interface;
 use crate::post::{BufferPayload, SendOps};
-use crate::{Buffer, PostError, SendFlags, WorkRequest};
+use crate::{Buffer, Errno, PostError, SendFlags, WorkRequest};
 
 /// A buffer, and the number that its completion returns.
 type Item = (Buffer, u32);
@@ -15,12 +15,12 @@ type Item = (Buffer, u32);
 impl<I: Interface> Poster<I> {
     /// Implements [`Endpoint::send_many`](crate::Endpoint::send_many).
     ///
-    /// The buffers move into the ring before a batch is opened. So the last one is known, and the iterator, which is code of the user,
-    /// does not run while the provider may hold a lock.
+    /// The buffers move into the ring before the batch is opened. So the last one is known, and the iterator, which is code of the
+    /// user, does not run while the provider may hold a lock.
     #[inline(always)]
     pub(super) fn send_many(&mut self, buffers: impl IntoIterator<Item = Item>) -> Result<usize, BatchError> {
         let mut buffers = buffers.into_iter();
-        let room = self.live.sends.room();
+        let room = self.live.sends.room().min(self.live.qp.send_state().max_batch());
         let gate = self.gates.send;
         let mut staging = self.live.sends.stage_many();
         // The first buffer that does not take the fast path.
@@ -31,23 +31,24 @@ impl<I: Interface> Poster<I> {
                 other = Some((buffer, user_data));
                 break;
             }
-            staging.push(buffer, Kind { signaled: false, user_data, ..Kind::signaled(Operation::Send) });
+            staging.push(buffer, Kind::unsignaled(Operation::Send).with_user_data(user_data));
         }
         let count = staging.len() as usize;
         if count == 0 {
             staging.commit();
-            return self.send_slowly(0, other, buffers);
+            return if room != 0 && other.is_none() { Ok(0) } else { self.send_slowly(0, other, buffers) };
         }
         // SAFETY: as in `transfer`. The gate is open, because a buffer has passed it. The batch is completed below.
         let mut batch = unsafe { self.live.qp.send_state().start::<I>(Some(SendOps::SEND)) };
-        staging.signal_runs(self.settings.max_unsignaled, |sequence, buffer, signaled| {
+        staging.signal_every(self.settings.max_unsignaled, |sequence, buffer, signaled| {
             let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
-            // SAFETY: as in `transfer`. The buffer is in the ring already.
+            // SAFETY: as in `transfer`. The buffer is in the ring, which keeps it until the work has completed or the queue pair is
+            // destroyed. If the batch is not posted, the buffer leaves the ring after that is known.
             let added = unsafe { batch.send(WorkRequest::new(sequence).with_flags(flags), BufferPayload(buffer)) };
-            debug_assert!(added.is_ok(), "sends are enabled, and the ring is no longer than a batch: {added:?}");
+            debug_assert!(added.is_ok(), "sends are enabled, and a batch has room: {added:?}");
         });
         // SAFETY: it is neither used nor dropped afterwards.
-        if let Err(error) = unsafe { ManuallyDrop::new(batch).complete_some() } {
+        if let Err(error) = unsafe { ManuallyDrop::new(batch).complete_nonempty() } {
             staging.stage();
             return Err(self.many_failed(error, count, other));
         }
@@ -64,44 +65,55 @@ impl<I: Interface> Poster<I> {
         first: Option<Item>,
         rest: impl Iterator<Item = Item>,
     ) -> Result<usize, BatchError> {
+        // Ends a forgotten batch, which may take room.
+        if let Err(error) = self.batch().map(drop) {
+            let buffers = first.into_iter().map(|(buffer, _)| buffer).collect();
+            return Err(BatchError { error, posted: before, buffers, lists: Vec::new() });
+        }
+        let room = (self.live.sends.room() as usize).saturating_sub(usize::from(first.is_some()));
+        // Taken before the batch is opened, as above.
+        let items: Vec<Item> = first.into_iter().chain(rest.take(room)).collect();
+        let mut items = items.into_iter();
+        let rest_of = |items: std::vec::IntoIter<Item>| items.map(|(buffer, _)| buffer);
         let mut batch = match self.batch() {
             Ok(batch) => batch,
             Err(error) => {
-                let buffers = first.into_iter().map(|(buffer, _)| buffer).collect();
-                return Err(BatchError { error, posted: before, buffers, lists: Vec::new() });
+                return Err(BatchError { error, posted: before, buffers: rest_of(items).collect(), lists: Vec::new() });
             }
         };
         let mut rejected = None;
-        let room = batch.room() as usize;
-        let more = room.saturating_sub(usize::from(first.is_some()));
-        for (buffer, user_data) in first.into_iter().chain(rest.take(more)) {
+        for (buffer, user_data) in &mut items {
             if let Err(error) = batch.add(Work::send(buffer).user_data(user_data)) {
                 rejected = Some(error);
                 break;
             }
         }
         let added = batch.len();
-        match (batch.post(), rejected) {
-            (Ok(()), None) => Ok(before + added),
+        let mut failed = match (batch.post(), &rejected) {
+            (Ok(()), None) => return Ok(before + added),
             (Ok(()), Some(rejected)) => {
-                let buffers = rejected.buffer.into_iter().collect();
-                Err(BatchError { error: rejected.error, posted: before + added, buffers, lists: Vec::new() })
+                BatchError { error: rejected.error, posted: added, buffers: Vec::new(), lists: Vec::new() }
             }
-            (Err(mut failed), rejected) => {
-                failed.posted += before;
-                failed.buffers.extend(rejected.and_then(|rejected| rejected.buffer));
-                Err(failed)
-            }
-        }
+            (Err(failed), _) => failed,
+        };
+        failed.posted += before;
+        failed.buffers.extend(rejected.and_then(|rejected| rejected.buffer).into_iter().chain(rest_of(items)));
+        Err(failed)
     }
 
     /// Handles staged sends that the provider took only in part, or not at all. `other` comes after them.
     #[cold]
     #[inline(never)]
     fn many_failed(&mut self, error: PostError, staged: usize, other: Option<Item>) -> BatchError {
-        let (mut failed, is_poisoned) = sort_staged(&mut self.live.sends, error, staged);
-        if is_poisoned {
+        let mut failed = take_back_staged(&mut self.live.sends, error, staged);
+        if failed.posted != 0 {
             self.poison();
+            // The last of those that were posted is probably unsignaled. So it may be executed without a completion.
+            failed.error = match error {
+                PostError::QueueFull { .. } => PostError::MaybePosted { errno: Errno(libc::ENOMEM) },
+                PostError::Refused { errno, .. } => PostError::MaybePosted { errno },
+                error => error,
+            };
         }
         failed.buffers.extend(other.map(|(buffer, _)| buffer));
         failed

@@ -110,39 +110,41 @@ impl<I: Interface> Endpoint<I> {
         self.poster.transfer(transfer, buffer, user_data)
     }
 
-    /// Sends many buffers with one doorbell and one completion queue entry. Returns the number of those that were sent.
+    /// Sends many buffers with one doorbell and few completion queue entries. Returns how many were sent.
     ///
-    /// This is the cheapest way to send. It stops when there is no room for more sends, and then takes no further buffer from the
-    /// iterator. No send waits, whatever [`EndpointBuilder::pending_sends`](crate::EndpointBuilder::pending_sends) is.
+    /// Stops when the send queue is full, and leaves the other buffers in the iterator. Returns 0 while sends are
+    /// [pending](crate::EndpointBuilder::pending_sends), and makes no send pending.
     ///
-    /// Each buffer has a completion of its own, as after [`send`](Self::send). They arrive together, when the last buffer was sent, or
-    /// the last one of each half of the queue. Take them with [`poll_each`](Endpoint::poll_each): for such a group it costs less than
-    /// [`poll`](Endpoint::poll).
+    /// Each buffer has its own completion, in the order of sending. The device reports them in groups of at most half the send
+    /// queue. Take them with [`poll_each`](Endpoint::poll_each): for a group, it costs less than [`poll`](Endpoint::poll).
+    ///
+    /// Buffers of more than 1 MiB, and those after them, are posted in a second batch, in which each has an entry of its own.
     ///
     /// ```no_run
-    /// # fn example(endpoint: &mut rdma_safe::Endpoint, mut values: Vec<rdma_safe::Buffer>) -> rdma_safe::Result<()> {
-    /// let mut unsent = values.drain(..);
-    /// let sent = endpoint.send_many(&mut unsent)?;
-    /// println!("{sent} buffers are on their way, and {} wait for room", unsent.len());
-    /// # Ok(())
-    /// # }
+    /// # use rdma_safe::{Buffer, Endpoint};
+    /// // Returns the buffers that wait for room.
+    /// fn send(endpoint: &mut Endpoint, values: Vec<Buffer>) -> rdma_safe::Result<Vec<Buffer>> {
+    ///     let mut unsent = values.into_iter();
+    ///     endpoint.send_many(&mut unsent)?; // the error has buffers, too: this drops them
+    ///     Ok(unsent.collect())
+    /// }
     /// ```
     ///
     /// # Errors
-    /// [`BatchError`] returns the buffers that were taken from the iterator and not sent. The error of a single buffer leaves the
-    /// ones before it sent.
+    /// [`BatchError`], with the buffers that were taken from the iterator and not sent. If a buffer is refused, those before it are
+    /// sent. If the provider takes only a part, the endpoint fails as after [`Batch::post`].
     #[inline(always)]
     pub fn send_many(&mut self, buffers: impl IntoIterator<Item = Buffer>) -> Result<usize, BatchError> {
-        self.send_many_numbered(buffers.into_iter().map(|buffer| (buffer, 0)))
+        self.send_many_with_user_data(buffers.into_iter().map(|buffer| (buffer, 0)))
     }
 
-    /// Like [`send_many`](Self::send_many). Each buffer comes with the number that its completion returns, as with
+    /// Like [`send_many`](Self::send_many). Each buffer comes with a number that its completion returns, as with
     /// [`Work::user_data`].
     ///
     /// # Errors
     /// Like [`send_many`](Self::send_many).
     #[inline(always)]
-    pub fn send_many_numbered(
+    pub fn send_many_with_user_data(
         &mut self,
         buffers: impl IntoIterator<Item = (Buffer, u32)>,
     ) -> Result<usize, BatchError> {
@@ -151,9 +153,9 @@ impl<I: Interface> Endpoint<I> {
 
     /// Begins a batch of work to be posted with one doorbell.
     ///
-    /// A doorbell is a write to the device, over PCIe for hardware. On the processor, each piece of a batch takes about
-    /// 40 instructions more than a single post (docs/benchmarks.md), so batch only where doorbells take longer than that.
-    /// [`send_many`](Self::send_many) costs less than both.
+    /// A doorbell is a write to the device, over PCIe for hardware. On the processor, each piece of a batch takes about 35
+    /// instructions more than a single post, so batch only where doorbells take longer than that. For sends,
+    /// [`send_many`](Self::send_many) takes about as many as single posts.
     ///
     /// # Errors
     /// [`PostError::NotReady`] before [`connect`](Self::connect); [`PostError::EndpointFailed`].

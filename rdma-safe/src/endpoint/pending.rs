@@ -4,7 +4,7 @@ use super::batch::{add_buffer, add_inline};
 use super::completion::{Rejected, WorkId};
 use super::lists::add_list;
 use super::poll::Outcome;
-use super::ring::Kind;
+use super::ring::{Kind, Signal};
 use super::work::{ATOMIC, Data, Verb};
 use super::{Poster, UnsignaledRun, Work};
 use crate::interface::Interface;
@@ -106,7 +106,8 @@ impl<I: Interface> Poster<I> {
         let asked = flags.contains(SendFlags::SIGNALED);
         let signaled = asked || run + 1 >= self.settings.max_unsignaled;
         let silent = !asked && matches!(work.data, Data::Inline(_));
-        let kind = Kind { operation: verb.operation(), signaled, silent, has_outcome: false, user_data };
+        let kind =
+            Kind { operation: verb.operation(), signal: Signal::of(signaled), silent, has_outcome: false, user_data };
         let mut flags = flags;
         flags.set(SendFlags::SIGNALED, signaled);
         let slot = self.pending.as_mut().and_then(|pending| pending.slot(sequence));

@@ -1,14 +1,20 @@
 //! Taking several completions with one poll.
 
-use rdma_sys::ibv_wc;
-
-use super::builder::FIELDS;
-use super::poll::{CurrentCompletion, EndpointCompletion, SlowPoll, record};
+use super::poll::{CurrentCompletion, EndpointCompletion, SlowPoll};
 use super::ring::{Kind, Ring};
-use super::{Completion, Endpoint, Live, Operation, Succeeded, WorkId};
-use crate::cq::OpenPoll;
+use super::{Completion, Endpoint, Operation, Poster, Succeeded, WorkId};
 use crate::interface::Interface;
 use crate::{Buffer, PollError, WcFlags, WcStatus, WorkCompletion};
+
+/// What the fast path did with a completion.
+pub(super) enum Taken {
+    /// It took all work that the completion returns.
+    All,
+    /// It took some of it. The slow path hands out the rest.
+    Part,
+    /// Nothing. The completion has to be recorded.
+    None,
+}
 
 impl<I: Interface> Endpoint<I> {
     /// Takes completed work, at most `max` pieces, and passes each to `f`. Never waits. Returns their number.
@@ -21,101 +27,82 @@ impl<I: Interface> Endpoint<I> {
     #[inline(always)]
     pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(Completion)) -> Result<usize, PollError> {
         let mut taken = 0;
-        // `f` is passed to no function that is not inlined. So the compiler can keep what it captures in registers.
-        let Some(mut found) = self.poll_plain(max, &mut taken, &mut f)? else { return Ok(taken) };
-        loop {
-            match self.slow_poll_result(found, |completion| completion)? {
-                Some(completion) => f(completion),
-                None => return Ok(taken),
-            }
-            taken += 1;
-            if taken == max {
-                return Ok(taken);
-            }
-            found = self.poll_aside();
+        if max == 0 {
+            return Ok(0);
         }
+        // Only inlined functions get `f`, so the compiler can keep what it captures in registers.
+        let mut slow = if !self.poster.gates.poll || self.cq.is_one_per_poll() {
+            Some(self.poll_to_slow_results())
+        } else if I::EXTENDED.unwrap_or_else(|| self.cq.is_extended()) {
+            self.poll_extended(max, &mut taken, &mut f)?
+        } else {
+            self.poll_classic(max, &mut taken, &mut f)?
+        };
+        while let Some(found) = slow {
+            let Some(completion) = self.slow_poll_result(found, |completion| completion)? else { break };
+            f(completion);
+            taken += 1;
+            slow = if taken == max { None } else { Some(self.poll_to_slow_results()) };
+        }
+        Ok(taken)
     }
 
-    /// The fast path of [`Endpoint::poll_each`]. If it finds a completion that it does not handle, it records it, and returns what to
-    /// hand out next.
+    /// The fast path for an extended queue. If more is to be taken on the slow path, returns the first result of that.
     #[inline(always)]
-    fn poll_plain(
+    fn poll_extended(
         &mut self,
         max: usize,
         taken: &mut usize,
         f: &mut impl FnMut(Completion),
     ) -> Result<Option<SlowPoll>, PollError> {
-        if max == 0 {
-            return Ok(None);
-        }
-        if !self.poster.gates.poll || self.cq.takes_one_at_a_time() {
-            return Ok(Some(self.poll_aside()));
-        }
-        let found_any = if I::EXTENDED.unwrap_or_else(|| self.cq.is_extended()) {
-            // SAFETY: as in `poll_with`. What `f` may do is in the documentation of `cq::owned`.
-            let Some(open) = (unsafe { self.cq.start_poll() })? else { return self.found_nothing() };
-            let mut open = EndpointCompletion(open);
-            let Live { sends, receives, .. } = &mut self.poster.live;
-            while take_plain(sends, receives, &open.completion(), max, taken, f) {
-                if *taken == max || !open.0.next()? {
-                    return Ok(None);
-                }
+        // SAFETY: as in `poll_with`. What `f` may do is in the documentation of `cq::owned`.
+        let Some(open) = (unsafe { self.cq.start_poll() })? else { return self.found_nothing() };
+        let mut open = EndpointCompletion(open);
+        loop {
+            match self.poster.take_plain(&open.completion(), max, taken, f) {
+                Taken::All => {}
+                Taken::Part => break,
+                Taken::None => return Ok(Some(self.poll_recording(open.0))),
             }
-            return if *taken == max { self.record_rest(open.0) } else { Ok(Some(self.poll_recording(open.0))) };
-        } else {
-            let mut found_any = false;
-            // SAFETY: the queue is a classic one.
-            while let Some(row) = unsafe { self.cq.next_row() }? {
-                let Live { sends, receives, .. } = &mut self.poster.live;
-                if !take_plain(sends, receives, &row, max, taken, f) {
-                    let row = row.row();
-                    return if *taken == max {
-                        self.record_rest_row(row)
-                    } else {
-                        Ok(Some(self.poll_recording_row(row)))
-                    };
-                }
-                if *taken == max {
-                    return Ok(None);
-                }
-                found_any = true;
+            if *taken == max || !open.0.next()? {
+                return Ok(None);
             }
-            found_any
-        };
-        if found_any { Ok(None) } else { self.found_nothing() }
-    }
-
-    /// Records a completion of which all that may be taken was taken. The rest is handed out by later polls.
-    #[cold]
-    #[inline(never)]
-    fn record_rest(&mut self, open: OpenPoll) -> Result<Option<SlowPoll>, PollError> {
-        // SAFETY: the queue of an endpoint has these fields.
-        let found = unsafe { open.completion(FIELDS) };
-        let recorded = record(&mut self.poster.live, &mut self.poster.slow, found);
+        }
         drop(open);
-        self.end_recording(recorded)
+        Ok((*taken != max).then(|| self.poll_to_slow_results()))
     }
 
-    /// Like [`Endpoint::record_rest`], for a row that was just taken from `self.cq`.
+    /// Like [`Endpoint::poll_extended`], for a classic queue.
+    #[inline(always)]
+    fn poll_classic(
+        &mut self,
+        max: usize,
+        taken: &mut usize,
+        f: &mut impl FnMut(Completion),
+    ) -> Result<Option<SlowPoll>, PollError> {
+        loop {
+            // SAFETY: the queue is a classic one.
+            let Some(row) = (unsafe { self.cq.next_row() })? else {
+                return if *taken == 0 { self.found_nothing() } else { Ok(None) };
+            };
+            match self.poster.take_plain(&row, max, taken, f) {
+                Taken::All => {}
+                Taken::Part => return Ok((*taken != max).then(|| self.poll_to_slow_results())),
+                Taken::None => {
+                    let row = row.row();
+                    return Ok(Some(self.poll_recording_row(row)));
+                }
+            }
+            if *taken == max {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Polls, and leaves a completion or an error in [`SlowResults`](super::SlowResults).
     #[cold]
     #[inline(never)]
-    fn record_rest_row(&mut self, row: *const ibv_wc) -> Result<Option<SlowPoll>, PollError> {
-        // SAFETY: the row is still valid, because the queue has not been polled since.
-        let found = unsafe { WorkCompletion::classic(&*row) };
-        let recorded = record(&mut self.poster.live, &mut self.poster.slow, found);
-        self.end_recording(recorded)
-    }
-
-    fn end_recording(&mut self, recorded: Result<(), PollError>) -> Result<Option<SlowPoll>, PollError> {
-        recorded.inspect_err(|_| self.poster.mark_poisoned())?;
-        self.poster.gates.poll = false;
-        Ok(None)
-    }
-
-    /// Polls like [`Endpoint::poll`], and leaves the completion in [`SlowResults`](super::SlowResults).
-    #[cold]
-    #[inline(never)]
-    fn poll_aside(&mut self) -> SlowPoll {
+    fn poll_to_slow_results(&mut self) -> SlowPoll {
         match self.poll() {
             Ok(None) => SlowPoll::Nothing,
             Ok(completion) => {
@@ -130,52 +117,53 @@ impl<I: Interface> Endpoint<I> {
     }
 }
 
-/// The fast path of a poll of several: the completion is of the oldest receive or of sends that are the oldest, these have succeeded,
-/// and there is no immediate data. Passes them to `f`, at most `max` in all, and counts them in `taken`.
-///
-/// Returns whether this is all that the completion means. Otherwise it has to be recorded.
-#[inline(always)]
-fn take_plain(
-    sends: &mut Ring<Buffer>,
-    receives: &mut Ring<Buffer>,
-    found: &WorkCompletion<'_>,
-    max: usize,
-    taken: &mut usize,
-    f: &mut impl FnMut(Completion),
-) -> bool {
-    if sends.is_in_flight(found.wr_id()) {
-        let (count, is_whole) = take_run(sends, found, max - *taken, |sent| f(sent.into()));
-        *taken += count;
-        return is_whole;
+impl<I: Interface> Poster<I> {
+    /// The fast path for a completion of the oldest receive, or of sends that are the oldest: they have succeeded, and there is no
+    /// immediate data. Passes them to `f`, at most `max` in all, and counts them in `taken`.
+    #[inline(always)]
+    fn take_plain(
+        &mut self,
+        found: &WorkCompletion<'_>,
+        max: usize,
+        taken: &mut usize,
+        f: &mut impl FnMut(Completion),
+    ) -> Taken {
+        if self.live.sends.is_in_flight(found.wr_id()) {
+            return self.take_run(found, max, taken, |sent| f(sent.into()));
+        }
+        let Some(received) = take_received(&mut self.live.receives, found) else { return Taken::None };
+        f(received.into());
+        *taken += 1;
+        Taken::All
     }
-    let Some(received) = take_received(receives, found) else { return false };
-    f(received.into());
-    *taken += 1;
-    true
+
+    /// The fast path for a completion of a send in flight, which returns those before it, too.
+    ///
+    /// The gate must be open. It is shut while `f` runs, so nothing is lost if `f` panics.
+    #[inline(always)]
+    pub(super) fn take_run(
+        &mut self,
+        found: &WorkCompletion<'_>,
+        max: usize,
+        taken: &mut usize,
+        mut f: impl FnMut(Succeeded),
+    ) -> Taken {
+        if found.status() != WcStatus::SUCCESS {
+            return Taken::None;
+        }
+        let Some(mut run) = self.live.sends.complete_run(found.wr_id()) else { return Taken::None };
+        self.gates.poll = false;
+        let before = run.len();
+        run.take((max - *taken) as u64, |id, Kind { operation, user_data, .. }, buffer| {
+            f(Succeeded { id: WorkId(id), operation, user_data, buffer });
+        });
+        *taken += (before - run.len()) as usize;
+        self.gates.poll = run.len() == 0;
+        if self.gates.poll { Taken::All } else { Taken::Part }
+    }
 }
 
-/// The part of [`take_plain`] for sends. The completion names one in flight, and returns those before it, too. At most `max`, which is
-/// not 0.
-///
-/// Returns the number of sends that were taken, and whether these are all.
-#[inline(always)]
-pub(super) fn take_run(
-    sends: &mut Ring<Buffer>,
-    found: &WorkCompletion<'_>,
-    max: usize,
-    mut f: impl FnMut(Succeeded),
-) -> (usize, bool) {
-    if found.status() != WcStatus::SUCCESS {
-        return (0, false);
-    }
-    let last = found.wr_id();
-    let taken = sends.take_run(last, max, |id, Kind { operation, user_data, .. }, buffer| {
-        f(Succeeded { id: WorkId(id), operation, user_data, buffer });
-    });
-    (taken, sends.oldest() > last)
-}
-
-/// The part of [`take_plain`] for sends: the completion names the oldest one.
+/// Takes the oldest send, if the completion names it.
 #[inline(always)]
 pub(super) fn take_sent(sends: &mut Ring<Buffer>, found: &WorkCompletion<'_>) -> Option<Succeeded> {
     if found.status() != WcStatus::SUCCESS {
@@ -186,7 +174,7 @@ pub(super) fn take_sent(sends: &mut Ring<Buffer>, found: &WorkCompletion<'_>) ->
     Some(Succeeded { id: WorkId(found.wr_id()), operation, user_data, buffer })
 }
 
-/// The part of [`take_plain`] for receives.
+/// Takes the oldest receive, if the completion is of it and has succeeded, without immediate data.
 #[inline(always)]
 pub(super) fn take_received(receives: &mut Ring<Buffer>, found: &WorkCompletion<'_>) -> Option<Succeeded> {
     let id = found.wr_id();

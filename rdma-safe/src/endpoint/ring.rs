@@ -60,14 +60,19 @@ pub(super) struct Slot<B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) operation: Operation,
-    /// Whether the work is signaled.
-    pub(super) signaled: bool,
+    pub(super) signal: Signal,
     /// Whether the work is handed out only if it fails: it has no buffer, and no completion was requested.
     pub(super) silent: bool,
     /// Whether the outcome in the slot belongs to this entry. False when the entry is added.
     pub(super) has_outcome: bool,
     pub(super) user_data: u32,
 }
+
+/// Whether work is signaled, and how many entries before it are known to be unsignaled.
+///
+/// In one byte: 0 if it is not signaled, otherwise their number plus 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Signal(u8);
 
 /// An entry that is handed out.
 #[derive(Debug)]
@@ -80,10 +85,40 @@ pub(super) struct Done<B> {
     pub(super) outcome: Outcome,
 }
 
+impl Signal {
+    /// Of an entry before which none is known to be unsignaled.
+    #[inline(always)]
+    pub(super) const fn of(signaled: bool) -> Self {
+        Signal(signaled as u8)
+    }
+
+    /// Of a signaled entry after `unsignaled` unsignaled ones. Counts at most 254 of them.
+    #[inline(always)]
+    fn after(unsignaled: u64) -> Self {
+        Signal(unsignaled.min(254) as u8 + 1)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_some(self) -> bool {
+        self.0 != 0
+    }
+
+    /// Whether the entry is signaled, and the `entries` before it are known to be unsignaled.
+    #[inline(always)]
+    fn covers(self, entries: u64) -> bool {
+        entries < self.0.into()
+    }
+}
+
 impl Kind {
     #[inline(always)]
     pub(super) const fn signaled(operation: Operation) -> Self {
-        Kind { operation, signaled: true, silent: false, has_outcome: false, user_data: 0 }
+        Kind { operation, signal: Signal::of(true), silent: false, has_outcome: false, user_data: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) const fn unsignaled(operation: Operation) -> Self {
+        Kind { signal: Signal::of(false), ..Kind::signaled(operation) }
     }
 
     #[inline(always)]
@@ -165,6 +200,12 @@ impl<B> Ring<B> {
         self.capacity != 0 && (self.is_full() || self.pending > 0) && self.pending == self.max_pending
     }
 
+    /// Number of entries that a batch can add. 0 while a forgotten batch has staged entries.
+    #[inline(always)]
+    pub(super) fn room(&self) -> u64 {
+        if self.staged == 0 { self.batch_limit().saturating_sub(self.tail) } else { 0 }
+    }
+
     /// The error for a full ring of sends, for the endpoint with that queue pair.
     #[inline(always)]
     pub(super) fn full_error(&self, qp_num: u32) -> PostError {
@@ -196,6 +237,13 @@ impl<B> Ring<B> {
     #[inline]
     pub(super) fn in_flight(&self) -> u64 {
         self.tail - u64::from(self.staged) - self.done
+    }
+
+    /// Whether an entry with this number is in flight. Nothing may be staged or pending.
+    #[inline(always)]
+    pub(super) fn is_in_flight(&self, sequence: u64) -> bool {
+        // A number before `done` wraps to a high one.
+        sequence.wrapping_sub(self.done) < self.tail - self.done
     }
 
     /// Number of entries that wait for room.
@@ -363,7 +411,7 @@ impl<B> Ring<B> {
         if sequence < self.done || sequence >= self.posted() {
             return false;
         }
-        if (self.done..sequence).any(|earlier| self.slot(earlier).kind.signaled) {
+        if (self.done..sequence).any(|earlier| self.slot(earlier).kind.signal.is_some()) {
             return false;
         }
         let slot = self.slot(sequence);
@@ -394,7 +442,7 @@ impl<B> Ring<B> {
         if sequence < first || sequence > self.posted() {
             return false;
         }
-        if (first..sequence).any(|earlier| self.slot(earlier).kind.signaled) {
+        if (first..sequence).any(|earlier| self.slot(earlier).kind.signal.is_some()) {
             return false;
         }
         if let Some(outcome) = outcome {
@@ -447,7 +495,7 @@ impl<B> Ring<B> {
 
     /// Whether a signaled entry is in flight, so that a completion will arrive.
     pub(super) fn awaits_completion(&mut self) -> bool {
-        (self.done..self.posted()).any(|sequence| self.slot(sequence).kind.signaled)
+        (self.done..self.posted()).any(|sequence| self.slot(sequence).kind.signal.is_some())
     }
 
     /// Whether a posted entry is in flight.

@@ -58,6 +58,12 @@ impl Chain {
         self.wrs.as_ptr()
     }
 
+    /// Maximum number of work requests.
+    #[inline(always)]
+    pub(super) fn max_len(&self) -> u32 {
+        self.max
+    }
+
     /// Returns the work request at `index` and makes it the end of the chain.
     ///
     /// # Safety

@@ -31,7 +31,7 @@ impl Memory {
     pub(crate) fn write(self, data: Data<'_>) {
         let to = self.place.0 as usize as *mut u8;
         // SAFETY: the memory is registered and the device is locked, as the module says. `data` is valid for reads. If a peer
-        // writes it, the copy has some bytes of each, which are the peer's in any case.
+        // writes it meanwhile, the copy mixes old and new bytes. The peer could have sent either.
         unsafe {
             if self.is_exposed {
                 rdma_sys::dma::write(to, data.as_ptr(), data.len());

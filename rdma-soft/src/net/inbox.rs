@@ -317,10 +317,10 @@ struct Message<'a> {
 
 /// Packets one after the other.
 enum Packets<'a> {
-    /// With invariant CRCs. They are in private memory, so that they match their CRC when they are handled.
-    Protected(&'a [u8]),
-    /// With zeros in place of the CRC.
-    Unprotected(Data<'a>),
+    /// They are in private memory, so that they still match their CRCs when they are handled.
+    WithCrc(&'a [u8]),
+    /// The four bytes in place of each CRC are ignored.
+    WithoutCrc(Data<'a>),
 }
 
 impl Message<'_> {
@@ -328,8 +328,8 @@ impl Message<'_> {
     fn deliver(&self, to: IpAddr, last: &mut Option<(Path, IcrcSeed)>, each: &mut impl FnMut(Origin, Data<'_>)) -> u64 {
         let Some(path) = path(self.origin.address, self.port, to) else { return 0 };
         let packets = match self.packets {
-            Packets::Protected(packets) => packets.chunks(self.segment),
-            Packets::Unprotected(packets) => {
+            Packets::WithCrc(packets) => packets.chunks(self.segment),
+            Packets::WithoutCrc(packets) => {
                 packets.chunks(self.segment).for_each(|packet| each(self.origin, packet));
                 return 0;
             }
@@ -360,18 +360,18 @@ unsafe fn udp_message<'a>(header: &libc::msghdr, name: &SockAddr, message: &'a [
     // SAFETY: the caller's promise.
     let ControlData { segment, class, hops } = unsafe { parse_control(header) };
     let segment = segment.unwrap_or(message.len()).max(1);
-    Some(Message { origin: Origin { address, class, hops }, port, segment, packets: Packets::Protected(message) })
+    Some(Message { origin: Origin { address, class, hops }, port, segment, packets: Packets::WithCrc(message) })
 }
 
 /// A message of a peer on this host. Packets with CRCs are copied to `private`.
 fn shm_message<'a>(address: IpAddr, message: Data<'a>, private: &'a mut [u8]) -> Option<Message<'a>> {
     let (segment, class, crc, packets) = split_prefix(message)?;
     let packets = match crc {
-        Crc::Omitted => Packets::Unprotected(packets),
+        Crc::Omitted => Packets::WithoutCrc(packets),
         Crc::Invariant => {
             let copy = private.get_mut(..packets.len())?;
             packets.copy_to(copy);
-            Packets::Protected(copy)
+            Packets::WithCrc(copy)
         }
     };
     Some(Message { origin: Origin { address, class, hops: Origin::HOPS }, port: UDP_PORT, segment, packets })

@@ -1,4 +1,4 @@
-//! Bytes of a packet where the network has put them.
+//! Bytes of packets that may still be in shared memory.
 
 #![allow(unsafe_code)]
 
@@ -17,6 +17,8 @@ pub struct Data<'a> {
 }
 
 impl<'a> Data<'a> {
+    /// Refers to `len` bytes at `start`.
+    ///
     /// # Safety
     /// The `len` bytes at `start` are valid for reads during `'a`. This process does not write them during that time. Other
     /// processes may.
@@ -43,7 +45,7 @@ impl<'a> Data<'a> {
         self.start.as_ptr()
     }
 
-    /// The first `at` bytes, and the others. `None` if there are fewer.
+    /// The first `at` bytes, and the others. `None` if `at` exceeds the length.
     #[must_use]
     pub fn split_at(self, at: usize) -> Option<(Data<'a>, Data<'a>)> {
         let after = self.len.checked_sub(at)?;
@@ -72,7 +74,7 @@ impl<'a> Data<'a> {
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(self.as_ptr(), self.len) };
     }
 
-    /// A copy of all bytes. `None` if there are not `N`.
+    /// A copy of the bytes. `None` unless there are exactly `N`.
     #[must_use]
     pub fn to_array<const N: usize>(self) -> Option<[u8; N]> {
         let mut array = [0; N];

@@ -3,7 +3,7 @@
 use super::*;
 use crate::endpoint::ring::Kind;
 
-const UNSIGNALED: Kind = Kind { signaled: false, ..Kind::signaled(Operation::Send) };
+const UNSIGNALED: Kind = Kind::unsignaled(Operation::Send);
 const SIGNALED: Kind = Kind::signaled(Operation::Send);
 
 /// A keepalive and the ring of its endpoint's sends.

@@ -5,46 +5,29 @@
 use std::mem::{self, ManuallyDrop};
 use std::ptr::NonNull;
 
-use super::{Kind, Ring, Slot};
+use super::{Kind, Ring, Signal, Slot};
 
 impl<B> Ring<B> {
-    /// Number of entries that a batch can add.
-    #[inline(always)]
-    pub(in crate::endpoint) fn room(&self) -> u64 {
-        self.batch_limit().saturating_sub(self.tail)
-    }
-
     /// Begins to stage many entries. Nothing may be staged or pending.
     #[inline(always)]
     pub(in crate::endpoint) fn stage_many(&mut self) -> Staging<'_, B> {
         Staging { tail: self.tail, tail_slot: self.tail_slot, ring: self }
     }
 
-    /// Whether an entry with this number is in flight. Nothing may be staged or pending.
-    #[inline(always)]
-    pub(in crate::endpoint) fn is_in_flight(&self, sequence: u64) -> bool {
-        // A number before `done` wraps to a high one.
-        sequence.wrapping_sub(self.done) < self.tail - self.done
-    }
-
-    /// Hands out the oldest entries in flight up to `last`, which have succeeded. At most `max`, which is not 0. Returns their number.
+    /// Completes the entries up to `last`, which have succeeded, and begins to hand them out.
     ///
-    /// Stops before an entry without a buffer, and before a signaled one that is not the last. `last` must be in flight. All earlier
-    /// completed entries must have been handed out, and nothing may be staged.
+    /// `None` unless those before `last` are known to be unsignaled. `last` must be in flight. All earlier completed entries must
+    /// have been handed out, and nothing may be staged.
     #[inline(always)]
-    pub(in crate::endpoint) fn take_run(&mut self, last: u64, max: usize, mut f: impl FnMut(u64, Kind, B)) -> usize {
-        let before_last = last.wrapping_sub(self.done);
-        let count = before_last.min(max as u64);
-        let mut run = Run { slot: self.done_slot, taken: 0, ring: self };
-        for _ in 0..count {
-            if run.kind().signaled || !run.take(&mut f) {
-                return run.taken as usize;
-            }
+    pub(in crate::endpoint) fn complete_run(&mut self, last: u64) -> Option<Run<'_, B>> {
+        let (next, slot) = (self.done, self.done_slot);
+        // SAFETY: it points to one of the slots, and no exclusive reference to it exists.
+        let entry = unsafe { self.slot_ptr(last).as_ref() };
+        if !entry.kind.signal.covers(last - next) {
+            return None;
         }
-        if count < max as u64 {
-            run.take(&mut f);
-        }
-        run.taken as usize
+        (self.done, self.done_slot) = (last + 1, entry.next);
+        Some(Run { next, slot, last, ring: self })
     }
 }
 
@@ -74,14 +57,16 @@ impl<B> Staging<'_, B> {
         self.tail += 1;
     }
 
-    /// Decides which entries are signaled: the last one, and the last one of each `run` entries before it. There must be entries.
+    /// Signals every `every`th entry and the last one. There must be entries.
     ///
     /// Passes each entry to `f`, with its number and whether it is signaled.
+    // Two loops, so that the inner one has no other branch.
     #[inline(always)]
-    pub(in crate::endpoint) fn signal_runs(&mut self, run: u32, mut f: impl FnMut(u64, &B, bool)) {
+    pub(in crate::endpoint) fn signal_every(&mut self, every: u32, mut f: impl FnMut(u64, &B, bool)) {
         let (mut slot, mut sequence) = (self.ring.tail_slot, self.ring.tail);
-        let mut end = self.tail.min(sequence + u64::from(run));
         loop {
+            let first = sequence;
+            let end = self.tail.min(first + u64::from(every));
             while sequence + 1 != end {
                 // SAFETY: the slots from `ring.tail_slot` to `tail_slot` have buffers. Nothing else refers to them.
                 let entry = unsafe { slot.as_ref() };
@@ -91,14 +76,13 @@ impl<B> Staging<'_, B> {
             }
             // SAFETY: as above.
             let entry = unsafe { slot.as_mut() };
-            entry.kind.signaled = true;
+            entry.kind.signal = Signal::after(sequence - first);
             // SAFETY: as above.
             f(sequence, unsafe { entry.buffer.as_ref().unwrap_unchecked() }, true);
             (slot, sequence) = (entry.next, sequence + 1);
             if sequence == self.tail {
                 return;
             }
-            end = self.tail.min(sequence + u64::from(run));
         }
     }
 
@@ -131,42 +115,39 @@ impl<B> Drop for Staging<'_, B> {
     }
 }
 
-/// Entries that are being handed out.
-struct Run<'r, B> {
+/// Completed entries that are being handed out. The others are handed out by [`Ring::pop`].
+pub(in crate::endpoint) struct Run<'r, B> {
     ring: &'r mut Ring<B>,
-    /// The slot of the next one.
+    /// The number of the next entry, and its slot.
+    next: u64,
     slot: NonNull<Slot<B>>,
-    /// Number of those that were handed out.
-    taken: u64,
+    last: u64,
 }
 
 impl<B> Run<'_, B> {
-    /// The kind of the next entry.
+    /// Number of entries that are left.
     #[inline(always)]
-    fn kind(&self) -> Kind {
-        // SAFETY: it points to one of the slots, and no exclusive reference to it exists.
-        unsafe { self.slot.as_ref() }.kind
+    pub(in crate::endpoint) fn len(&self) -> u64 {
+        self.last + 1 - self.next
     }
 
-    /// Hands out the next entry. Returns `false` if it has no buffer.
+    /// Passes entries to `f`, at most `max`. Stops before one that has no buffer.
     #[inline(always)]
-    fn take(&mut self, f: &mut impl FnMut(u64, Kind, B)) -> bool {
-        // SAFETY: it points to one of the slots, and no reference to it exists.
-        let slot = unsafe { self.slot.as_mut() };
-        let Some(buffer) = slot.buffer.take() else { return false };
-        let (sequence, kind) = (self.ring.done + self.taken, slot.kind);
-        self.slot = slot.next;
-        self.taken += 1;
-        f(sequence, kind, buffer);
-        true
+    pub(in crate::endpoint) fn take(&mut self, max: u64, mut f: impl FnMut(u64, Kind, B)) {
+        for _ in 0..self.len().min(max) {
+            // SAFETY: it points to one of the slots, and no reference to it exists.
+            let slot = unsafe { self.slot.as_mut() };
+            let Some(buffer) = slot.buffer.take() else { return };
+            let (sequence, kind) = (self.next, slot.kind);
+            (self.next, self.slot) = (sequence + 1, slot.next);
+            f(sequence, kind, buffer);
+        }
     }
 }
 
 impl<B> Drop for Run<'_, B> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.ring.done_slot = self.slot;
-        self.ring.done += self.taken;
-        self.ring.limit += self.taken;
+        self.ring.limit = self.next + u64::from(self.ring.capacity);
     }
 }

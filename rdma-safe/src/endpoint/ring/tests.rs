@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 const SIGNALED: Kind = Kind::signaled(Operation::Send);
-const UNSIGNALED: Kind = Kind { signaled: false, ..SIGNALED };
+const UNSIGNALED: Kind = Kind::unsignaled(Operation::Send);
 const SILENT: Kind = Kind { silent: true, ..UNSIGNALED };
 const FAILED: Outcome = Outcome { status: WcStatus::RETRY_EXC_ERR, ..Outcome::DONE };
 

@@ -173,15 +173,16 @@ impl EndpointMut<'_> {
     /// Those of [`Endpoint::send_many`](crate::Endpoint::send_many).
     #[inline(always)]
     pub fn send_many(&mut self, buffers: impl IntoIterator<Item = Buffer>) -> Result<usize, BatchError> {
-        self.send_many_numbered(buffers.into_iter().map(|buffer| (buffer, 0)))
+        self.send_many_with_user_data(buffers.into_iter().map(|buffer| (buffer, 0)))
     }
 
-    /// Sends many buffers, with numbers for their completions: [`Endpoint::send_many_numbered`](crate::Endpoint::send_many_numbered).
+    /// Sends many buffers, with a number for each completion:
+    /// [`Endpoint::send_many_with_user_data`](crate::Endpoint::send_many_with_user_data).
     ///
     /// # Errors
-    /// Those of [`Endpoint::send_many_numbered`](crate::Endpoint::send_many_numbered).
+    /// Those of [`Endpoint::send_many_with_user_data`](crate::Endpoint::send_many_with_user_data).
     #[inline(always)]
-    pub fn send_many_numbered(
+    pub fn send_many_with_user_data(
         &mut self,
         buffers: impl IntoIterator<Item = (Buffer, u32)>,
     ) -> Result<usize, BatchError> {

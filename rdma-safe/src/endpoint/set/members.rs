@@ -11,7 +11,7 @@ use crate::endpoint::completion::{Completion, Operation, Succeeded, WorkId};
 use crate::endpoint::datagram::DatagramSender;
 use crate::endpoint::keepalive::{Check, Keepalive};
 use crate::endpoint::poll::{CurrentCompletion, record, take_fast};
-use crate::endpoint::poll_each::{take_received, take_run, take_sent};
+use crate::endpoint::poll_each::{Taken, take_received, take_sent};
 use crate::endpoint::{Live, Poster};
 use crate::qp::QpId;
 use crate::srq::Slab;
@@ -231,25 +231,32 @@ impl Members {
         true
     }
 
-    /// Like [`Members::take_plain`], for a completion that returns several sends of one endpoint. Takes at most `max`.
-    ///
-    /// Returns their number, and whether these are all that it returns. Otherwise it has to be recorded.
-    #[inline(never)]
+    /// Like [`Members::take_plain`], for a completion that returns several sends of one endpoint. Takes at most `max` pieces in
+    /// all, and counts them in `taken`.
     pub(super) fn take_run(
         &mut self,
         found: &WorkCompletion<'_>,
         max: usize,
-        sink: &mut impl CompletionSink,
-    ) -> (usize, bool) {
-        let Some(index) = found.qp_num().and_then(|number| self.by_qp_num.slot(number)) else { return (0, false) };
-        let Some(Slot { poster: Some(poster), id, .. }) = self.slots.get_mut(index as usize) else {
-            return (0, false);
+        taken: &mut usize,
+        sink: &mut dyn CompletionSink,
+    ) -> Taken {
+        let Some(index) = found.qp_num().and_then(|number| self.by_qp_num.slot(number)) else { return Taken::None };
+        let Some(Slot { poster: Some(poster), id, is_ready, .. }) = self.slots.get_mut(index as usize) else {
+            return Taken::None;
         };
-        let (key, sends) = (EndpointKey { index, id: *id }, &mut poster.live.sends);
-        if !poster.gates.poll || !sends.is_in_flight(found.wr_id()) {
-            return (0, false);
+        if !poster.gates.poll || !poster.live.sends.is_in_flight(found.wr_id()) {
+            return Taken::None;
         }
-        take_run(sends, found, max, |sent| sink.sent(key, sent))
+        // In advance, in case the sink panics.
+        *is_ready = true;
+        self.ready.push_back(index);
+        let key = EndpointKey { index, id: *id };
+        let end = poster.take_run(found, max, taken, |sent| sink.sent(key, sent));
+        if !matches!(end, Taken::Part) {
+            *is_ready = false;
+            self.ready.pop_back();
+        }
+        end
     }
 
     /// The fast path: the oldest work of its ring or a receive of a pool has succeeded.

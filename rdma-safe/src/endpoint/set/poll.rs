@@ -11,6 +11,7 @@ use crate::endpoint::completion::Completion;
 use crate::endpoint::datagram::DatagramSender;
 use crate::endpoint::keepalive::Check;
 use crate::endpoint::poll::CurrentCompletion;
+use crate::endpoint::poll_each::Taken;
 use crate::endpoint::wait::{self, Waitable};
 use crate::{CompletionQueue, Error, PollError, Result, WorkCompletion};
 
@@ -174,14 +175,17 @@ impl EndpointSet {
     ) -> Result<usize, PollError> {
         let mut open = SetCompletion(open);
         loop {
-            let (run, is_whole) = self.members.take_run(&open.completion(), max - taken, &mut sink);
-            taken += run;
-            if !is_whole {
-                if run != 0 || !self.members.take_plain(&open.completion(), &mut sink) {
+            match self.members.take_run(&open.completion(), max, &mut taken, &mut sink) {
+                Taken::All => {}
+                Taken::Part => {
+                    drop(open);
+                    return self.poll_singly_into(taken, max, sink);
+                }
+                Taken::None if self.members.take_plain(&open.completion(), &mut sink) => taken += 1,
+                Taken::None => {
                     self.record(open.0)?;
                     return self.poll_singly_into(taken, max, sink);
                 }
-                taken += 1;
             }
             if taken == max {
                 return Ok(taken);

@@ -201,7 +201,7 @@ impl<I: Interface> SendBatch<'_, I> {
             return Ok(());
         }
         // SAFETY: the caller's contract.
-        unsafe { self.complete_some() }
+        unsafe { self.complete_nonempty() }
     }
 
     /// Posts the batch, which is not empty.
@@ -209,7 +209,7 @@ impl<I: Interface> SendBatch<'_, I> {
     /// # Safety
     /// Like [`SendBatch::complete_in_place`].
     #[inline(always)]
-    pub(crate) unsafe fn complete_some(&mut self) -> Result<(), PostError> {
+    pub(crate) unsafe fn complete_nonempty(&mut self) -> Result<(), PostError> {
         let SendBatch { info, queue, count, .. } = self;
         let qp = match info.target {
             Target::Extended(qp) => qp,

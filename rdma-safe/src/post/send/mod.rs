@@ -139,6 +139,12 @@ impl SendState {
         };
     }
 
+    /// Maximum number of work requests in a batch.
+    #[inline(always)]
+    pub(crate) fn max_batch(&self) -> u64 {
+        if self.is_extended() { u64::MAX } else { self.chain.max_len().into() }
+    }
+
     /// Whether the state allows sends and no forgotten batch is open.
     pub(crate) fn is_ready(&mut self) -> bool {
         *self.gate.get_mut() == READY

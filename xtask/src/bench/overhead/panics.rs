@@ -44,7 +44,7 @@ pub(super) fn reachable(program: &Path, rows: &[Row]) -> Result<Vec<String>> {
     let loops = rows.iter().filter(|row| !CONTROL.contains(&row.name.as_str()));
     for (row, variant) in loops.flat_map(|row| row.instructions.keys().map(move |variant| (row, variant))) {
         let name = format!("loop_{variant}_{}", row.name);
-        if !["sys", "raw", "any", "owned"].contains(&variant.as_str()) {
+        if !["sys", "raw", "any", "owned", "batch"].contains(&variant.as_str()) {
             continue;
         }
         let address = address_of(&symbols, &name).with_context(|| format!("the program has no {name}"))?;

@@ -8,11 +8,12 @@ use crate::bench::result::{Benchmark, Table};
 use crate::process;
 
 /// Variants and titles of the columns that follow the columns of the C compilers.
-const VARIANTS: [(&str, &str); 6] = [
+const VARIANTS: [(&str, &str); 7] = [
     ("sys", "rdma-sys"),
     ("raw", "raw API"),
     ("any", "raw, any"),
     ("owned", "owned API"),
+    ("batch", "owned API, `batch`"),
     ("local", "rdma-async, one thread"),
     ("shared", "rdma-async, shared"),
 ];
