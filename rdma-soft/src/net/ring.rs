@@ -283,8 +283,6 @@ fn is_within_file_limit(len: libc::off_t) -> bool {
 pub(super) struct Receiver {
     mapping: Mapping,
     head: u64,
-    /// Bytes in the ring after the last message was taken.
-    used: u64,
     /// Whether this side has asked to be woken.
     needs_wakeup: bool,
 }
@@ -315,7 +313,7 @@ impl Receiver {
         // SAFETY: the size was checked above, and the seals keep it.
         let mapping = unsafe { Mapping::new(memory)? };
         mapping.control().is_opened.store(1, Ordering::Relaxed);
-        Ok(Receiver { mapping, head: 0, used: 0, needs_wakeup: true })
+        Ok(Receiver { mapping, head: 0, needs_wakeup: true })
     }
 
     /// Passes the next message to `handle`, and then frees its room. Returns `None` if there is no message.
@@ -334,21 +332,24 @@ impl Receiver {
         if available > CAPACITY as u64 || len > MAX_MESSAGE || entry_bytes(len) > available {
             return Err(RingError::Broken);
         }
-        // SAFETY: the checks above keep the range within the ring, where it is contiguous. The mapping lives longer than this call,
-        // and `handle` cannot keep the data, whose lifetime it does not know. A sender in this process writes only to room that is
-        // freed below.
-        let handled = handle(unsafe { Data::from_raw(start, len) });
+        // In advance, so that a message whose handling panics is not handled again.
         self.head = self.head.wrapping_add(entry_bytes(len));
+        // SAFETY: the checks above keep the range within the ring, where it is contiguous. The mapping lives longer than this call,
+        // and `handle` cannot keep the data, whose lifetime it does not know. This process writes to a ring only while it holds the
+        // lock of the device. The caller holds it, and `handle` writes to no ring.
+        let handled = handle(unsafe { Data::from_raw(start, len) });
         control.head.0.position.store(self.head, Ordering::Release);
-        self.used = available - entry_bytes(len);
         Ok(Some(handled))
     }
 
     /// Whether the sender must be woken, because there is room. Clears its request.
     pub(super) fn take_wakeup(&self) -> bool {
-        let Line(Head { needs_wakeup, .. }) = &self.mapping.control().head;
-        CAPACITY as u64 - self.used >= WAKE
-            && needs_wakeup.load(Ordering::Relaxed) != 0
+        let control = self.mapping.control();
+        let Line(Head { needs_wakeup, .. }) = &control.head;
+        // The sender may have added messages while others were handled.
+        let used = || control.tail.0.load(Ordering::Relaxed).wrapping_sub(self.head);
+        needs_wakeup.load(Ordering::Relaxed) != 0
+            && (CAPACITY as u64).saturating_sub(used()) >= WAKE
             && needs_wakeup.swap(0, Ordering::Relaxed) != 0
     }
 
