@@ -50,6 +50,17 @@ pub(crate) fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs is mounted").count() - 1
 }
 
+/// The part of [`open_files`] that are sets of epoll(7).
+#[allow(dead_code, reason = "some tests count all descriptors together")]
+pub(crate) fn epoll_sets() -> usize {
+    if cfg!(miri) {
+        return 0;
+    }
+    let files = std::fs::read_dir("/proc/self/fd").expect("procfs is mounted").flatten();
+    let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    targets.filter(|target| target.as_os_str() == "anon_inode:[eventpoll]").count()
+}
+
 /// Bytes that this process has allocated from the C library, in Rust and in C: mallinfo(3).
 pub(crate) fn allocated() -> usize {
     // SAFETY: the function has no arguments.
