@@ -66,10 +66,7 @@ impl<I: Interface> Poster<I> {
         rest: impl Iterator<Item = Item>,
     ) -> Result<usize, BatchError> {
         // Ends a forgotten batch, which may take room.
-        if let Err(error) = self.batch().map(drop) {
-            let buffers = first.into_iter().map(|(buffer, _)| buffer).collect();
-            return Err(BatchError { error, posted: before, buffers, lists: Vec::new() });
-        }
+        self.open_gates();
         let room = (self.live.sends.room() as usize).saturating_sub(usize::from(first.is_some()));
         // Taken before the batch is opened, as above.
         let items: Vec<Item> = first.into_iter().chain(rest.take(room)).collect();

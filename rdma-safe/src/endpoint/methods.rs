@@ -132,7 +132,8 @@ impl<I: Interface> Endpoint<I> {
     ///
     /// # Errors
     /// [`BatchError`], with the buffers that were taken from the iterator and not sent. If a buffer is refused, those before it are
-    /// sent. If the provider takes only a part, the endpoint fails as after [`Batch::post`].
+    /// sent. If the provider takes only a part, or does not say what it has taken, the error is [`PostError::MaybePosted`]. The
+    /// endpoint then takes no more work, and [`Endpoint::close`] returns the buffers of that part.
     #[inline(always)]
     pub fn send_many(&mut self, buffers: impl IntoIterator<Item = Buffer>) -> Result<usize, BatchError> {
         self.send_many_with_user_data(buffers.into_iter().map(|buffer| (buffer, 0)))

@@ -7,7 +7,7 @@ use rdma_safe::{Buffer, Endpoint, Errno, Operation, PollError, PostError, Protec
 
 use crate::endpoint_sets::Service;
 use crate::fake::{Bad, Config, Cqe, Fake, Mode, PostFault};
-use crate::support::{EXTENDED, builder, endpoints, in_flight, nothing, on_each_interface};
+use crate::support::{CLASSIC, EXTENDED, builder, endpoints, in_flight, nothing, on_each_interface};
 
 /// Longer buffers do not take the fast path.
 const LONG: usize = (1 << 20) + 1;
@@ -109,6 +109,21 @@ fn sending_many_stops_where_the_queue_is_full() {
         assert_eq!(taken(&mut a, Operation::Send, 32), [8, 9]);
         nothing(&mut a);
     });
+}
+
+/// The work requests of a classic queue pair are in a list of the length that the provider reports.
+#[test]
+fn many_are_sent_in_parts_if_the_provider_grants_fewer() {
+    let fake = Fake::new(Config { granted_sends: Some(2), ..Config::interfaces(false, false) });
+    let pd = fake.pd();
+    let (mut a, mut b) = endpoints(&pd, CLASSIC);
+    receives(&pd, &mut b, 5);
+    let mut buffers = (0..5).map(|number| numbered(&pd, number));
+    for sent in [2, 2, 1, 0] {
+        assert_eq!(a.send_many(&mut buffers).unwrap(), sent);
+    }
+    assert_eq!(taken(&mut a, Operation::Send, 32), [0, 1, 2, 3, 4]);
+    assert_eq!(taken(&mut b, Operation::Receive, 32), [0, 1, 2, 3, 4]);
 }
 
 #[test]

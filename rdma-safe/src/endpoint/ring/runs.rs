@@ -57,32 +57,30 @@ impl<B> Staging<'_, B> {
         self.tail += 1;
     }
 
-    /// Signals every `every`th entry and the last one. There must be entries.
+    /// Signals every `every`th entry and the last one.
     ///
     /// Passes each entry to `f`, with its number and whether it is signaled.
     // Two loops, so that the inner one has no other branch.
     #[inline(always)]
     pub(in crate::endpoint) fn signal_every(&mut self, every: u32, mut f: impl FnMut(u64, &B, bool)) {
         let (mut slot, mut sequence) = (self.ring.tail_slot, self.ring.tail);
-        loop {
+        while sequence < self.tail {
             let first = sequence;
             let end = self.tail.min(first + u64::from(every));
-            while sequence + 1 != end {
-                // SAFETY: the slots from `ring.tail_slot` to `tail_slot` have buffers. Nothing else refers to them.
+            while sequence + 1 < end {
+                // SAFETY: it points to one of the slots, since `slot` and `sequence` advance together. No exclusive reference to
+                // the slot exists.
                 let entry = unsafe { slot.as_ref() };
-                // SAFETY: `push` has stored a buffer.
+                // SAFETY: `push` has stored a buffer in each slot from `ring.tail` to `tail`, and `sequence` is one of them.
                 f(sequence, unsafe { entry.buffer.as_ref().unwrap_unchecked() }, false);
                 (slot, sequence) = (entry.next, sequence + 1);
             }
-            // SAFETY: as above.
+            // SAFETY: as above, and no other reference to the slot exists.
             let entry = unsafe { slot.as_mut() };
             entry.kind.signal = Signal::after(sequence - first);
             // SAFETY: as above.
             f(sequence, unsafe { entry.buffer.as_ref().unwrap_unchecked() }, true);
             (slot, sequence) = (entry.next, sequence + 1);
-            if sequence == self.tail {
-                return;
-            }
         }
     }
 

@@ -175,7 +175,7 @@ impl EndpointSet {
     ) -> Result<usize, PollError> {
         let mut open = SetCompletion(open);
         loop {
-            match self.members.take_run(&open.completion(), max, &mut taken, &mut sink) {
+            match self.members.take_run(&open.completion(), max, &mut taken, sink) {
                 Taken::All => {}
                 Taken::Part => {
                     drop(open);

@@ -74,6 +74,8 @@ pub(crate) struct Config {
     pub(crate) no_ud_addr: bool,
     /// Scatter/gather elements granted to sends of extended queue pairs, regardless of the requested number.
     pub(crate) granted_sges: Option<u32>,
+    /// Send work requests that classic queue pairs report as granted, regardless of the requested number.
+    pub(crate) granted_sends: Option<u32>,
     /// Whether destroying a queue pair removes its completions, as mlx5 does. Otherwise they stay.
     pub(crate) sweeps: bool,
     /// Whether the device behaves like the rxe provider of rdma-core 44, including its bugs.
@@ -201,6 +203,7 @@ impl Default for Config {
             hollow_ops: 0,
             no_ud_addr: false,
             granted_sges: None,
+            granted_sends: None,
             sweeps: false,
             rxe: false,
             vendor_id: 0x02c9,

@@ -56,6 +56,9 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_ini
     let wanted = unsafe { *attr };
     enter(pd, "ibv_create_qp", |state, device| {
         let raw = create(state, "ibv_create_qp", pd, &wanted, None);
+        if let (Some(sends), false) = (state.config.granted_sends, raw.is_null()) {
+            unsafe { (*attr).cap.max_send_wr = sends };
+        }
         own(raw, device);
         raw
     })
