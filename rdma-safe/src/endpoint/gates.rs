@@ -26,7 +26,7 @@ pub(super) struct Gates {
 const FAST_OPS: SendOps = SendOps::SEND.union(SendOps::RDMA_WRITE);
 
 /// A value that matches no domain and no buffer.
-const NO_DOMAIN: usize = 1;
+pub(super) const NO_DOMAIN: usize = 1;
 
 impl Gates {
     pub(super) const SHUT: Gates = Gates { send: NO_DOMAIN, read: NO_DOMAIN, receive: NO_DOMAIN, poll: false };

@@ -3,6 +3,7 @@
 use std::mem::ManuallyDrop;
 
 use super::batch::take_back_staged;
+use super::gates::NO_DOMAIN;
 use super::ring::Kind;
 use super::{BatchError, Operation, Poster, Work};
 use crate::interface::Interface;
@@ -20,8 +21,10 @@ impl<I: Interface> Poster<I> {
     #[inline(always)]
     pub(super) fn send_many(&mut self, buffers: impl IntoIterator<Item = Item>) -> Result<usize, BatchError> {
         let mut buffers = buffers.into_iter();
-        let room = self.live.sends.room().min(self.live.qp.send_state().max_batch());
         let gate = self.gates.send;
+        // If the gate is shut, entries of a forgotten batch may be staged.
+        let room =
+            if gate == NO_DOMAIN { 0 } else { self.live.sends.free().min(self.live.qp.send_state().max_batch::<I>()) };
         let mut staging = self.live.sends.stage_many();
         // The first buffer that does not take the fast path.
         let mut other = None;

@@ -16,14 +16,14 @@ impl<B> Ring<B> {
 
     /// Completes the entries up to `last`, which have succeeded, and begins to hand them out.
     ///
-    /// `None` unless those before `last` are known to be unsignaled. `last` must be in flight. All earlier completed entries must
-    /// have been handed out, and nothing may be staged.
+    /// `None` unless those before `last` are known to be unsignaled, and all have buffers. `last` must be in flight. All earlier
+    /// completed entries must have been handed out, and nothing may be staged.
     #[inline(always)]
     pub(in crate::endpoint) fn complete_run(&mut self, last: u64) -> Option<Run<'_, B>> {
         let (next, slot) = (self.done, self.done_slot);
         // SAFETY: it points to one of the slots, and no exclusive reference to it exists.
         let entry = unsafe { self.slot_ptr(last).as_ref() };
-        if !entry.kind.signal.covers(last - next) {
+        if entry.buffer.is_none() || !entry.kind.signal.covers(last - next) {
             return None;
         }
         (self.done, self.done_slot) = (last + 1, entry.next);
@@ -129,13 +129,16 @@ impl<B> Run<'_, B> {
         self.last + 1 - self.next
     }
 
-    /// Passes entries to `f`, at most `max`. Stops before one that has no buffer.
+    /// Passes entries to `f`, at most `max`.
     #[inline(always)]
     pub(in crate::endpoint) fn take(&mut self, max: u64, mut f: impl FnMut(u64, Kind, B)) {
-        for _ in 0..self.len().min(max) {
+        let end = self.next + self.len().min(max);
+        while self.next != end {
             // SAFETY: it points to one of the slots, and no reference to it exists.
             let slot = unsafe { self.slot.as_mut() };
-            let Some(buffer) = slot.buffer.take() else { return };
+            // SAFETY: `complete_run` has found a buffer in the last entry. Those before it are covered by its signal, so
+            // `signal_every` has gone over them, and they were added by `push`, with buffers.
+            let buffer = unsafe { slot.buffer.take().unwrap_unchecked() };
             let (sequence, kind) = (self.next, slot.kind);
             (self.next, self.slot) = (sequence + 1, slot.next);
             f(sequence, kind, buffer);

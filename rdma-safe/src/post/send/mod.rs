@@ -141,8 +141,8 @@ impl SendState {
 
     /// Maximum number of work requests in a batch.
     #[inline(always)]
-    pub(crate) fn max_batch(&self) -> u64 {
-        if self.is_extended() { u64::MAX } else { self.chain.max_len().into() }
+    pub(crate) fn max_batch<I: Interface>(&self) -> u64 {
+        if I::EXTENDED.unwrap_or_else(|| self.is_extended()) { u64::MAX } else { self.chain.max_len().into() }
     }
 
     /// Whether the state allows sends and no forgotten batch is open.
