@@ -22,11 +22,33 @@ pub(crate) struct Options {
     workers: usize,
 }
 
-/// The name, the transport, and the environment of both processes.
-type Column = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+/// A way to run the service.
+struct Column {
+    name: &'static str,
+    /// Arguments of both processes.
+    arguments: &'static [&'static str],
+    /// Environment of both processes.
+    environment: &'static [(&'static str, &'static str)],
+    /// Whether each request has a message of its own. At depth 1, that is always so.
+    one_by_one: bool,
+}
 
-const COLUMNS: [Column; 3] =
-    [("soft0, shared memory", "rdma", &[]), ("soft0, UDP", "rdma", &[("RDMA_SOFT_UDP", "1")]), ("TCP", "tcp", &[])];
+const PACKED: &[&str] = &["--transport", "rdma"];
+const ONE_BY_ONE: &[&str] = &["--transport", "rdma", "--frames-per-message", "1"];
+const UDP: &[(&str, &str)] = &[("RDMA_SOFT_UDP", "1")];
+
+const COLUMNS: [Column; 5] = [
+    Column { name: "soft0, shared memory", arguments: PACKED, environment: &[], one_by_one: false },
+    Column { name: "soft0, UDP", arguments: PACKED, environment: UDP, one_by_one: false },
+    Column {
+        name: "soft0, shared memory, a message for each",
+        arguments: ONE_BY_ONE,
+        environment: &[],
+        one_by_one: true,
+    },
+    Column { name: "soft0, UDP, a message for each", arguments: ONE_BY_ONE, environment: UDP, one_by_one: true },
+    Column { name: "TCP", arguments: &["--transport", "tcp"], environment: &[], one_by_one: false },
+];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     println!("| clients × depth | transport | operations/s | p50 µs | p99 µs | CPU µs/operation |");
@@ -39,14 +61,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 (None, clients, depth)
             }
         };
-        let mut rounds = [const { Vec::new() }; COLUMNS.len()];
+        let columns = COLUMNS.iter().filter(|column| !column.one_by_one || bulk.is_none() && depth != "1");
+        let mut columns: Vec<_> = columns.map(|column| (column, Vec::new())).collect();
         for _ in 0..options.rounds {
-            for ((_, transport, environment), rounds) in COLUMNS.iter().zip(&mut rounds) {
-                rounds.push(measure(options, transport, environment, clients, depth, bulk)?);
+            for (column, rounds) in &mut columns {
+                rounds.push(measure(options, column, clients, depth, bulk)?);
             }
         }
         let title = bulk.map_or_else(|| format!("{clients} × {depth}"), |direction| format!("{direction} of 1 MiB"));
-        for ((name, ..), mut rounds) in COLUMNS.iter().zip(rounds) {
+        for (Column { name, .. }, mut rounds) in columns {
             rounds.sort_by(|a, b| rate(&a.0).total_cmp(&rate(&b.0)));
             let (median, served) = &rounds[rounds.len() / 2];
             let cpu = (median.cpu_seconds + served.cpu_seconds) * 1e6 / median.operations as f64;
@@ -67,8 +90,7 @@ fn rate(measured: &Measured) -> f64 {
 
 fn measure(
     options: &Options,
-    transport: &str,
-    environment: &[(&str, &str)],
+    column: &Column,
     clients: &str,
     depth: &str,
     bulk: Option<&str>,
@@ -76,8 +98,8 @@ fn measure(
     let workers = options.workers.to_string();
     let command = |role: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "rdma-service-bench".into()));
-        command.args([role, "--transport", transport, "--workers", &workers]).envs(environment.iter().copied());
-        command.stdout(Stdio::piped());
+        command.arg(role).args(column.arguments).args(["--workers", &workers]);
+        command.envs(column.environment.iter().copied()).stdout(Stdio::piped());
         command
     };
     let mut server = command("server");

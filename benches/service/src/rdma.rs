@@ -1,79 +1,149 @@
 //! The service over rdma-async.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_async::{Connection, Connector, Listener};
+use rdma_async::{Batch, Connection, Connector, Listener, Threads};
 
+use crate::frames;
 use crate::store::{Requests, Store, VALUE};
 use crate::{Latencies, Result, collect, usage};
 
-pub(crate) async fn serve() -> Result<SocketAddr> {
-    let listener = Listener::builder().message_size(128).bind("127.0.0.1:0").await?;
+/// The longest message in bytes.
+const MESSAGE: usize = 4096;
+
+/// Messages that are posted together at most.
+const TOGETHER: usize = 16;
+
+/// Collects frames in messages, and posts these together.
+struct Outgoing<'c> {
+    connection: &'c Connection,
+    batch: Batch<'c, Threads>,
+    /// The frames of the next message.
+    bytes: &'c mut Vec<u8>,
+    frames: usize,
+    frames_per_message: usize,
+}
+
+impl<'c> Outgoing<'c> {
+    fn new(connection: &'c Connection, bytes: &'c mut Vec<u8>, frames_per_message: usize) -> Self {
+        Outgoing { connection, batch: connection.batch(), bytes, frames: 0, frames_per_message }
+    }
+
+    async fn put(&mut self, frame: &[u8]) -> Result<()> {
+        if self.frames == self.frames_per_message || self.bytes.len() + 2 + frame.len() > MESSAGE {
+            self.end_message().await?;
+        }
+        frames::put(self.bytes, frame);
+        self.frames += 1;
+        Ok(())
+    }
+
+    async fn end_message(&mut self) -> Result<()> {
+        if self.frames != 0 {
+            let message = self.connection.buffer_of(self.bytes).await?;
+            self.batch = mem::replace(&mut self.batch, self.connection.batch()).send(message);
+            self.bytes.clear();
+            self.frames = 0;
+        }
+        Ok(())
+    }
+
+    async fn post(mut self) -> Result<()> {
+        self.end_message().await?;
+        Ok(self.batch.posted().await?)
+    }
+}
+
+pub(crate) async fn serve(frames_per_message: usize) -> Result<SocketAddr> {
+    let listener = Listener::builder().message_size(MESSAGE).bind("127.0.0.1:0").await?;
     let address = listener.local_address().ip().ok_or("the listener has no IP address")?;
     let store = Arc::new(Store::default());
     tokio::spawn(async move {
         while let Ok(connection) = listener.accept().await {
             let store = store.clone();
-            tokio::spawn(async move { serve_one(connection, &store).await });
+            tokio::spawn(async move { serve_one(connection, &store, frames_per_message).await });
         }
     });
     Ok(address)
 }
 
-async fn serve_one(connection: Connection, store: &Store) -> Result<()> {
-    while let Some(request) = connection.receive().await? {
+async fn serve_one(connection: Connection, store: &Store, frames_per_message: usize) -> Result<()> {
+    let mut bytes = Vec::new();
+    while let Some(mut message) = connection.receive().await? {
         // Requests that have arrived together are answered together.
-        let mut batch = connection.batch().send(connection.buffer_of(&store.answer(&request)).await?);
-        while batch.len() < 16 {
-            let Some(request) = connection.try_receive() else { break };
-            batch = batch.send(connection.buffer_of(&store.answer(&request)).await?);
+        let mut replies = Outgoing::new(&connection, &mut bytes, frames_per_message);
+        loop {
+            let mut requests = &message[..];
+            while let Some(request) = frames::take(&mut requests) {
+                replies.put(&store.answer(request)).await?;
+            }
+            if replies.batch.len() + 1 >= TOGETHER {
+                break;
+            }
+            let Some(next) = connection.try_receive() else { break };
+            message = next;
         }
-        batch.posted().await?;
+        replies.post().await?;
     }
     Ok(())
 }
 
-pub(crate) async fn ask(address: SocketAddr, clients: usize, depth: usize, time: Duration) -> Result<Latencies> {
-    let connector = Connector::new()?.message_size(128);
+pub(crate) async fn ask(
+    address: SocketAddr,
+    frames_per_message: usize,
+    clients: usize,
+    depth: usize,
+    time: Duration,
+) -> Result<Latencies> {
+    let connector = Connector::new()?.message_size(MESSAGE);
     let mut connections = Vec::new();
     for _ in 0..clients {
         connections.push(connector.connect(address).await?);
     }
     let (start, cpu) = (Instant::now(), usage::processor_seconds());
-    let ask = |(seed, connection)| tokio::spawn(ask_one(connection, Requests(seed), depth, start + time));
+    let ask =
+        |(seed, connection)| tokio::spawn(ask_one(connection, Requests(seed), frames_per_message, depth, start + time));
     collect((1..).zip(connections).map(ask).collect(), start, cpu).await
 }
 
-async fn ask_one(connection: Connection, mut requests: Requests, depth: usize, end: Instant) -> Result<Vec<u32>> {
-    let mut latencies = Vec::new();
+async fn ask_one(
+    connection: Connection,
+    mut requests: Requests,
+    frames_per_message: usize,
+    depth: usize,
+    end: Instant,
+) -> Result<Vec<u32>> {
+    let (mut latencies, mut bytes) = (Vec::new(), Vec::new());
     let mut sent = VecDeque::new();
     loop {
-        let mut batch = connection.batch();
-        while sent.len() < depth {
-            let now = Instant::now();
-            if now >= end {
-                break;
-            }
+        let now = Instant::now();
+        let mut outgoing = Outgoing::new(&connection, &mut bytes, frames_per_message);
+        while sent.len() < depth && now < end {
             let (request, len) = requests.next();
-            batch = batch.send(connection.buffer_of(&request[..len]).await?);
+            outgoing.put(&request[..len]).await?;
             sent.push_back(now);
         }
-        batch.posted().await?;
+        outgoing.post().await?;
         if sent.is_empty() {
             return Ok(latencies);
         }
-        let Some(mut reply) = connection.receive().await? else { return Err("the server has gone".into()) };
+        let Some(mut message) = connection.receive().await? else { return Err("the server has gone".into()) };
+        let now = Instant::now();
         loop {
-            if reply.len() != VALUE {
-                return Err("a reply has another length".into());
+            let mut replies = &message[..];
+            while let Some(reply) = frames::take(&mut replies) {
+                if reply.len() != VALUE {
+                    return Err("a reply has another length".into());
+                }
+                let sent = sent.pop_front().ok_or("a reply without a request")?;
+                latencies.push((now - sent).as_nanos() as u32);
             }
-            let sent = sent.pop_front().ok_or("a reply without a request")?;
-            latencies.push(sent.elapsed().as_nanos() as u32);
             match connection.try_receive() {
-                Some(next) => reply = next,
+                Some(next) => message = next,
                 None => break,
             }
         }

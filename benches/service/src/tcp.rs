@@ -1,4 +1,4 @@
-//! The service over tokio's TCP: frames with a length, written and read in batches.
+//! The service over tokio's TCP: frames are written and read in batches.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::frames;
 use crate::store::{Requests, Store, VALUE};
 use crate::{Latencies, Result, collect, usage};
 
-/// Frames of a stream: two bytes of length, and the data.
+/// Frames of a stream.
 #[derive(Default)]
 struct Frames {
     bytes: Vec<u8>,
@@ -27,17 +28,11 @@ impl Frames {
     }
 
     fn next(&mut self) -> Option<&[u8]> {
-        let (len, rest) = self.bytes[self.start..].split_first_chunk::<2>()?;
-        let len = usize::from(u16::from_be_bytes(*len));
-        let frame = rest.get(..len)?;
-        self.start += 2 + len;
+        let mut rest = &self.bytes[self.start..];
+        let frame = frames::take(&mut rest)?;
+        self.start = self.bytes.len() - rest.len();
         Some(frame)
     }
-}
-
-fn put(into: &mut Vec<u8>, frame: &[u8]) {
-    into.extend_from_slice(&(frame.len() as u16).to_be_bytes());
-    into.extend_from_slice(frame);
 }
 
 pub(crate) async fn serve() -> Result<SocketAddr> {
@@ -58,7 +53,7 @@ async fn serve_one(mut stream: TcpStream, store: &Store) -> Result<()> {
     let (mut frames, mut replies) = (Frames::default(), Vec::new());
     while frames.read(&mut stream).await? != 0 {
         while let Some(request) = frames.next() {
-            put(&mut replies, &store.answer(request));
+            frames::put(&mut replies, &store.answer(request));
         }
         stream.write_all(&replies).await?;
         replies.clear();
@@ -86,7 +81,7 @@ async fn ask_one(mut stream: TcpStream, mut requests: Requests, depth: usize, en
         let now = Instant::now();
         while sent.len() < depth && now < end {
             let (request, len) = requests.next();
-            put(&mut batch, &request[..len]);
+            frames::put(&mut batch, &request[..len]);
             sent.push_back(now);
         }
         if sent.is_empty() {
