@@ -33,7 +33,7 @@ use std::sync::{Mutex, PoisonError};
 #[doc(inline)]
 pub use rdma_soft::check;
 pub use rdma_soft::faults::{Faults, FaultsError};
-pub use rdma_soft::{Objects, PortCounters, counters, objects, remove, set_faults, setup_error};
+pub use rdma_soft::{Objects, PortCounters, counters, objects, packets_of_thread, remove, set_faults, setup_error};
 use rdma_sys::{AlreadyLoaded, LoadError, Verbs};
 
 /// Whether this module has installed soft0.

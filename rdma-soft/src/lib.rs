@@ -31,6 +31,7 @@ pub mod wire;
 pub use abi::install;
 pub use control::{Objects, objects, remove, set_faults, setup_error};
 pub use counters::{PortCounters, counters};
+pub use device::packets_of_thread;
 
 /// Runs the example of the README as a doc test.
 #[cfg(doctest)]

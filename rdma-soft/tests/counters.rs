@@ -1,4 +1,4 @@
-//! Traffic counters, and the file that a process appends them to.
+//! Traffic counters, of the process and of a thread, and the file that a process appends them to.
 
 mod datagrams;
 
@@ -6,8 +6,8 @@ use std::process::Command;
 use std::ptr::null_mut;
 
 use rdma_soft::abi::{ibv_alloc_pd, ibv_get_device_list, ibv_open_device, ibv_query_gid};
-use rdma_soft::counters;
-use rdma_sys::{Zeroed, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_poll_cq, ibv_wc};
+use rdma_soft::{counters, packets_of_thread};
+use rdma_sys::{Zeroed, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_poll_cq, ibv_qp, ibv_wc};
 
 use datagrams::{datagrams, send};
 
@@ -39,8 +39,23 @@ fn traffic_is_counted_and_reported_when_the_process_exits() {
     }
 }
 
-/// Sends three datagrams within this device.
-fn exchange() {
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn packets_count_for_the_thread_that_moves_them() {
+    let (from, to, peer) = ends();
+    let mut wc = ibv_wc::zeroed();
+    while packets_of_thread() == 0 {
+        // SAFETY: the objects are never destroyed.
+        unsafe {
+            send(from, to, peer);
+            assert_eq!(ibv_poll_cq((*to).recv_cq, 1, &mut wc), 0);
+        }
+    }
+    assert_eq!(std::thread::spawn(packets_of_thread).join().unwrap(), 0);
+}
+
+/// Two queue pairs of this device, and the address of the device.
+fn ends() -> (*mut ibv_qp, *mut ibv_qp, ibv_ah_attr) {
     // SAFETY: each object is created from the previous ones, which stay.
     unsafe {
         let context = ibv_open_device(*ibv_get_device_list(null_mut()));
@@ -49,7 +64,15 @@ fn exchange() {
         let mut dgid = ibv_gid { raw: [0; 16] };
         assert_eq!(ibv_query_gid(context, 1, 0, &mut dgid), 0);
         let grh = ibv_global_route { dgid, ..ibv_global_route::zeroed() };
-        let peer = ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
+        (from, to, ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() })
+    }
+}
+
+/// Sends three datagrams within this device.
+fn exchange() {
+    let (from, to, peer) = ends();
+    // SAFETY: the objects are never destroyed.
+    unsafe {
         for _ in 0..3 {
             send(from, to, peer);
         }

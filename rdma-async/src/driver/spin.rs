@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 pub enum Idle {
     /// Spins for some microseconds, then sleeps. The default.
     ///
+    /// On soft0, the time starts again whenever a sweep has moved packets, since the driver's thread then works for the device.
+    ///
     /// It spins only as long as that has recently paid off. It pauses while other threads keep taking its processor.
     #[default]
     Adaptive,
@@ -28,6 +30,8 @@ pub(crate) struct Spin {
     /// Length of the next phase.
     length: Duration,
     slept_at: Option<Instant>,
+    /// Packets of soft0 until the last look.
+    packets: u32,
     preempted: i64,
     /// Phases in a row that found nothing, each with a preemption since the one before or the last sleep.
     wasted: u32,
@@ -54,6 +58,7 @@ impl Spin {
             until: None,
             length: LONGEST,
             slept_at: None,
+            packets: 0,
             preempted: preemptions(),
             wasted: 0,
             pause_until: None,
@@ -112,7 +117,8 @@ impl Spin {
             Idle::Sleep => return false,
             Idle::Adaptive => {}
         }
-        let now = Instant::now();
+        let (now, packets) = (Instant::now(), packets());
+        let has_moved = std::mem::replace(&mut self.packets, packets) != packets;
         let Some(until) = self.until else {
             if self.pause_until.is_some_and(|until| now < until) {
                 return false;
@@ -120,6 +126,10 @@ impl Spin {
             (self.waits, self.until) = (true, Some(now + self.length));
             return true;
         };
+        if has_moved {
+            self.until = Some(now + self.length);
+            return true;
+        }
         if now < until {
             return true;
         }
@@ -136,6 +146,14 @@ impl Spin {
             (self.waits, self.slept_at) = (true, Some(Instant::now()));
         }
     }
+}
+
+/// Packets that soft0 has moved in sweeps of this thread.
+fn packets() -> u32 {
+    #[cfg(feature = "soft")]
+    return rdma_safe::soft::packets_of_thread();
+    #[cfg(not(feature = "soft"))]
+    0
 }
 
 /// How often other threads took the processor from this thread, also after sched_yield(2): getrusage(2), `ru_nivcsw`.
@@ -197,6 +215,17 @@ mod tests {
             waste(&mut spin, 1, now);
             assert_eq!(spin.pause_until == paused, is_in_time);
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it calls getrusage")]
+    fn a_phase_begins_again_when_the_device_has_moved_packets() {
+        let mut spin = Spin::new(Idle::Adaptive);
+        let over = Instant::now() - Duration::from_micros(1);
+        (spin.until, spin.packets) = (Some(over), packets().wrapping_sub(1));
+        assert!(spin.spins() && spin.until.is_some_and(|until| until > over));
+        spin.until = Some(over);
+        assert!(!spin.spins(), "no packets since");
     }
 
     #[test]

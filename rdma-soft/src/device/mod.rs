@@ -58,6 +58,7 @@ pub(crate) use keys::{Binding, Registration};
 pub(crate) use leaks::{report_leaks_at_exit, report_leaks_of};
 pub(crate) use lock::{Device, Locked, device, existing, open_errno, setup_error};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
+pub use polling::packets_of_thread;
 pub(crate) use qp::{PKEY, Qp};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};
 pub(crate) use removal::is_removed;

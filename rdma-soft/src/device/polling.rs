@@ -1,5 +1,6 @@
 //! Progress of the device in a thread of the program that polls.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ack_delay::ACK_DELAY;
@@ -17,6 +18,20 @@ const UNANSWERED_POLLS: u32 = 128;
 
 /// Empty polls after which the thread yields the processor.
 const IDLE_POLLS: u32 = 32;
+
+thread_local! {
+    /// See [`packets_of_thread`].
+    static PACKETS_OF_THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Packets that soft0 has sent and received while this thread polled or posted. The number wraps around.
+///
+/// A poll without a completion may have moved data: a part of a long message, or the reply to a read of the peer. A program that
+/// polls for a limited time can go on as long as this number changes. If it sleeps, another thread has to move the rest.
+#[must_use]
+pub fn packets_of_thread() -> u32 {
+    PACKETS_OF_THREAD.get()
+}
 
 /// Statistics of the program's polls.
 #[derive(Debug, Default)]
@@ -80,7 +95,11 @@ impl Device {
     /// Counts a poll for each [`PACKETS`] that were sent and received since the count was `before`. The program could not poll
     /// meanwhile.
     pub(crate) fn count_packets(&self, core: &Core, before: u32) {
-        let polls = core.state.shared.packets.wrapping_sub(before) / PACKETS;
+        let packets = core.state.shared.packets.wrapping_sub(before);
+        if packets != 0 {
+            PACKETS_OF_THREAD.set(PACKETS_OF_THREAD.get().wrapping_add(packets));
+        }
+        let polls = packets / PACKETS;
         if polls > 0 {
             self.count_polls(polls);
         }
