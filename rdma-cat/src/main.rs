@@ -26,6 +26,9 @@ use signals::Signals;
 /// Longest packet in bytes.
 const PACKET: usize = 256 << 10;
 
+/// Packets in flight.
+const WINDOW: u32 = 16;
+
 /// Longest wait for the peer to confirm the end of the connection.
 const CLOSE: Duration = Duration::from_secs(10);
 
@@ -68,7 +71,8 @@ async fn run(options: &Options) -> Result<()> {
 async fn connect(options: &Options, driver: Driver, mut signals: Signals) -> Result<()> {
     let mut session = Session::new(options)?;
     let peer = &options.address;
-    let connector = Connector::with_driver(&driver).packet_size(PACKET).timeout(options.timeout);
+    let connector =
+        Connector::with_driver(&driver).packet_size(PACKET).window(WINDOW).sends(WINDOW).timeout(options.timeout);
     let connecting = tokio::time::timeout(options.timeout, connector.connect_stream(peer.to_string()));
     let stream = match signals.unless(connecting).await? {
         Ok(connected) => connected.map_err(|error| Failure::connection(format!("cannot connect to {peer}"), error))?,
@@ -83,7 +87,7 @@ async fn connect(options: &Options, driver: Driver, mut signals: Signals) -> Res
 async fn serve(options: &Options, driver: Driver, mut signals: Signals) -> Result<()> {
     let mut session = Session::new(options)?;
     let address = &options.address;
-    let builder = Listener::builder().driver(&driver).packet_size(PACKET);
+    let builder = Listener::builder().driver(&driver).packet_size(PACKET).window(WINDOW).sends(WINDOW);
     let binding = signals.unless(builder.bind_streams(address.to_string())).await?;
     let listener = binding.map_err(|error| Failure::connection(format!("cannot listen at {address}"), error))?;
     if !options.quiet {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 
-use pairs::{connect, default_pair, pair, pattern};
+use pairs::{PACKET, connect, default_pair, pair, pattern};
 use rdma_msg::{Channel, Connector, Error, Listener};
 use support::{begin, soft0, soon, until};
 
@@ -19,7 +19,7 @@ use support::{begin, soft0, soon, until};
 async fn messages_of_any_size_arrive_in_order() {
     let _soft = soft0();
     let [client, server] = default_pair().await;
-    let sizes = [0, 1, 63, 64, 65, 4000, 20455, 20456, 20457, 32_000, 100_000, 0, 1_000_000, 3, 5_000_000];
+    let sizes = [0, 1, 63, 64, 65, 4000, PACKET - 1, PACKET, PACKET + 1, 50_000, 100_000, 0, 1_000_000, 3, 5_000_000];
     let sender = tokio::spawn(async move {
         for len in sizes {
             client.send(&pattern(len)[..]).await.unwrap();
@@ -29,7 +29,7 @@ async fn messages_of_any_size_arrive_in_order() {
     for len in sizes {
         let message = soon(server.receive()).await.unwrap().expect("it was sent");
         assert!(*message == *pattern(len), "{len} bytes");
-        assert_eq!(message.is_in_place(), len <= 20456);
+        assert_eq!(message.is_in_place(), len <= PACKET);
     }
     assert!(soon(server.receive()).await.unwrap().is_none());
     assert!(soon(server.receive()).await.unwrap().is_none(), "the end is the end");
@@ -85,7 +85,9 @@ async fn short_messages_share_packets_while_others_are_on_their_way() {
 #[tokio::test]
 async fn the_rest_of_a_long_message_is_sent_once_the_program_waits_for_an_answer() {
     let _soft = soft0();
-    let [client, server] = default_pair().await;
+    // A long message takes four packets.
+    let sends = |connector: Connector| connector.packet_size(20 << 10).sends(16);
+    let [client, server] = pair(sends, |listener| listener.window(16)).await;
     let context = &mut Context::from_waker(Waker::noop());
     let mut sent_when_it_waits = || {
         let before = client.statistics().packets_sent;
@@ -114,7 +116,7 @@ async fn a_program_that_keeps_messages_holds_back_its_peer_only() {
     let [client, server] = pair(|connector| connector.sends(2), |listener| listener.window(4).copy_budget(0)).await;
     let (mut sent, mut kept) = (0_u32, Vec::new());
     // Each message fills a packet. The fifth waits in the open packet.
-    let full = pattern(20456);
+    let full = pattern(PACKET);
     while sent < 5 {
         soon(client.send(&full)).await.unwrap();
         sent += 1;
@@ -148,9 +150,9 @@ async fn a_program_that_keeps_messages_holds_back_its_peer_only() {
 async fn a_program_that_keeps_messages_gets_copies_within_a_budget() {
     let _soft = soft0();
     let [client, server] =
-        pair(|connector| connector.sends(2), |listener| listener.window(4).copy_budget(50_000)).await;
+        pair(|connector| connector.sends(2), |listener| listener.window(4).copy_budget(100_000)).await;
     // Each message fills a packet.
-    let full = pattern(20456);
+    let full = pattern(PACKET);
     for _ in 0..2 {
         let send = async {
             for _ in 0..6 {
@@ -177,7 +179,7 @@ async fn a_program_that_keeps_messages_gets_copies_within_a_budget() {
         assert_eq!(soon(server.receive()).await.unwrap().unwrap().len(), full.len());
     }
     let received = server.statistics();
-    assert_eq!((received.messages_copied, received.bytes_copied), (4, 4 * 20456));
+    assert_eq!((received.messages_copied, received.bytes_copied), (4, 4 * PACKET as u64));
     assert_ne!(received.starved, 0);
 }
 
@@ -455,7 +457,7 @@ async fn a_sender_that_waits_is_not_woken_without_a_reason() {
     let _soft = soft0();
     let [client, server] = pair(|connector| connector, |listener| listener.window(1)).await;
     // One message is on its way, and two do not fill the open packet.
-    let message = pattern(9000);
+    let message = pattern(18_000);
     for _ in 0..3 {
         soon(client.send(&message)).await.unwrap();
     }

@@ -267,7 +267,7 @@ async fn ends_after<T>(test: &str, then: impl FnOnce(Peer) -> T) -> ([Error; 2],
             }
         }
     });
-    support::until("the sender waits", || channel.statistics().packets_sent == 16).await;
+    support::until("the sender waits", || channel.statistics().packets_sent == 8).await;
     let kept = then(peer);
     ([soon(sender).await.unwrap(), soon(reader).await.unwrap()], kept)
 }

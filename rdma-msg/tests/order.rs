@@ -10,7 +10,7 @@ mod pairs;
 use std::future::Future;
 use std::pin::pin;
 
-use pairs::{default_pair, pair, pattern};
+use pairs::{PACKET, default_pair, pair, pattern};
 use rdma_msg::{Channel, Error};
 use support::{begin, soft0, soon, until};
 
@@ -70,7 +70,7 @@ async fn tasks_receive_in_the_order_in_which_they_began_to_wait() {
 async fn a_short_message_waits_while_a_longer_one_waits() {
     let _soft = soft0();
     let [client, server] = pair(|connector| connector.sends(2), |listener| listener.window(2)).await;
-    let full = pattern(20_456);
+    let full = pattern(PACKET);
     for message in [&full[..], &full[..], b"a"] {
         client.send(message).await.unwrap();
     }

@@ -37,22 +37,27 @@ async fn exchange(from: &Channel, to: &Channel, messages: u32) {
 
 async fn listener(packets: u32, size: usize) -> (SharedReceives, Listener) {
     let shared = SharedReceives::new(packets, size);
-    let listener = Listener::builder().shared_receives(&shared).bind("127.0.0.1:0").await.unwrap();
+    let listener = Listener::builder().shared_receives(&shared).window(WINDOW);
+    let listener = listener.bind("127.0.0.1:0").await.unwrap();
     (shared, listener)
 }
+
+/// The largest window of both ends.
+const WINDOW: u32 = 16;
 
 /// Messages that fill the window of a server, and more. Each fills a packet of 512 bytes.
 const MANY: u32 = 40;
 
 /// Sends [`MANY`] messages until the window of the server has grown as far as it can. It stays so until the server receives.
 async fn fill(client: &Channel, server: &Channel) -> JoinHandle<()> {
-    let (sender, full) = (client.clone(), client.statistics().packets_sent + 16);
+    let (sender, full) = (client.clone(), client.statistics().packets_sent + u64::from(WINDOW));
     let sending = tokio::spawn(async move {
         for number in 0..MANY {
             sender.send(&[number as u8; 488]).await.unwrap();
         }
     });
-    until("the window is full", || server.statistics().window == 16 && client.statistics().packets_sent == full).await;
+    until("the window is full", || server.statistics().window == WINDOW && client.statistics().packets_sent == full)
+        .await;
     sending
 }
 
@@ -68,7 +73,7 @@ async fn empty(server: &Channel, sending: JoinHandle<()>) {
 async fn a_busy_channel_gets_more_receives_and_an_idle_one_gives_them_back() {
     let _watchdog = soft0();
     let (shared, listener) = listener(27, 512).await;
-    let connector = Connector::new().unwrap();
+    let connector = Connector::new().unwrap().window(WINDOW);
     let (client, server) = soon(pair(&connector, &listener)).await;
     let (other_client, other_server) = soon(pair(&connector, &listener)).await;
     assert_eq!((server.statistics().window, shared.reserved()), (1, 2 * IDLE));
@@ -79,7 +84,7 @@ async fn a_busy_channel_gets_more_receives_and_an_idle_one_gives_them_back() {
         exchange(&other_client, &other_server, 500).await;
         assert_eq!(other_server.statistics().window, 1);
         exchange(&server, &client, 500).await;
-        assert_eq!(client.statistics().window, 16, "it has its own receives");
+        assert_eq!(client.statistics().window, WINDOW, "it has its own receives");
         empty(&server, sending).await;
         until("the receives come back", || shared.reserved() == 2 * IDLE).await;
         assert_eq!(server.statistics().window, 1);
@@ -136,7 +141,7 @@ async fn a_thousand_idle_channels_share_receives_with_the_busy_ones() {
     tokio::spawn(runner.run_tokio());
     // 3 KiB for each channel, and 64 packets for those that are busy. The clients share others.
     let shared = SharedReceives::new(idle + 64, 512);
-    let listener = Listener::builder().driver(&driver).shared_receives(&shared).sends(1);
+    let listener = Listener::builder().driver(&driver).shared_receives(&shared).window(WINDOW).sends(1);
     let listener = listener.bind("127.0.0.1:0").await.unwrap();
     let of_clients = SharedReceives::new(idle, 512);
     let connector = Connector::with_driver(&driver).shared_receives(&of_clients).sends(1);

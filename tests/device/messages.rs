@@ -112,7 +112,8 @@ fn channels_share_receives() {
     let Some(address) = address(&rdma) else { return };
     block_on(async {
         let shared = SharedReceives::new(49, 1024);
-        let listener = Listener::builder().shared_receives(&shared).bind((address, 0)).await.unwrap();
+        let listener = Listener::builder().shared_receives(&shared).window(16);
+        let listener = listener.bind((address, 0)).await.unwrap();
         let connector = Connector::new().unwrap();
         let mut ends = Vec::new();
         for _ in 0..4 {
@@ -217,7 +218,7 @@ fn the_echo_service_serves_its_clients_and_stops() {
             }
         };
         let stops = async {
-            while channel.statistics().packets_sent < 16 {
+            while channel.statistics().packets_sent < 8 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             // SAFETY: the child was not waited for yet, so the process number is its own.

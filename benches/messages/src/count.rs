@@ -7,7 +7,7 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use rdma_async::{Driver, Idle, Threads};
 
-use crate::transport::{Link, Listener, Transport};
+use crate::transport::{FILLING, Link, Listener, Transport};
 use crate::{Pattern, Result, runtime, serve};
 
 /// What runs the tasks of an end.
@@ -99,7 +99,7 @@ impl Client {
         }
         let time = executor.run(move |driver| async move {
             let mut link = Link::connect(transport, &address, Some(&driver), size).await?;
-            time(&mut link, pattern, &vec![7; size.max(2)].into(), messages).await
+            time(&mut link, pattern, &vec![FILLING; size.max(2)].into(), messages).await
         })?;
         let one_way = if pattern == Pattern::PingPong { 2 * messages } else { messages };
         println!("{:.1}", time.as_nanos() as f64 / f64::from(one_way));

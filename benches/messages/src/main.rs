@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use rdma_msg::Channel;
 use serde::{Deserialize, Serialize};
 
-use transport::{Link, Listener, Transport};
+use transport::{FILLING, Link, Listener, Transport};
 use usage::processor_seconds;
 
 pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
@@ -253,7 +253,7 @@ async fn run(
 
 /// Number of messages, and the round-trip times in nanoseconds.
 async fn exchange(mut link: Link, pattern: Pattern, size: usize, end: Instant) -> Result<(u64, Vec<u32>)> {
-    let message = Bytes::from(vec![7; size.max(2)]);
+    let message = Bytes::from(vec![FILLING; size.max(2)]);
     let (mut count, mut latencies) = (0, Vec::new());
     link.send(&Bytes::from(vec![pattern as u8])).await?;
     match pattern {

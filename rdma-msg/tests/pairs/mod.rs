@@ -31,6 +31,9 @@ pub(crate) async fn default_pair() -> [Channel; 2] {
     pair(|connector| connector, |listener| listener).await
 }
 
+/// The longest message in a packet of the default size.
+pub(crate) const PACKET: usize = (40 << 10) - 16 - 8;
+
 /// Bytes of which each differs from its neighbours.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index % 251) as u8).collect()

@@ -162,9 +162,10 @@ impl Results {
             notes: vec![
                 "Instructions of both ends and the kernel over SoftRoCE, on one processor: the fewest of several launches. A round \
                  trip is two messages. Each end sleeps as soon as it has nothing to do: rdma-msg by `Idle::Sleep`, `rstream -T b` \
-                 with a `polling_time` of 0, and `ucx_perftest -E sleep` with tagged messages over rc_verbs. One-way, rdma-msg \
-                 collects short messages in packets, `rstream` sends as many messages back afterwards, and TCP collects messages \
-                 in a buffer of 64 KiB, like Stream. TCP does not use the RDMA device."
+                 with a `polling_time` of 0, and `ucx_perftest -E sleep` with tagged messages over rc_verbs. Over a stream and \
+                 over rsockets, all messages have the same length, which both ends know. One-way, rdma-msg collects short \
+                 messages in packets, `rstream` sends as many messages back afterwards, and TCP collects messages, with their \
+                 lengths, in a buffer of 64 KiB. TCP does not use the RDMA device."
                     .to_owned(),
             ],
         }
