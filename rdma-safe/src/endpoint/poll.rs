@@ -226,6 +226,14 @@ impl<I: Interface> Endpoint<I> {
         }
         // Ends a forgotten batch, which may hold a lock that arming needs.
         self.poster.open_gates();
+        let armed = self.arm_recording();
+        // Completions may have been recorded, also if arming has failed.
+        self.poster.open_gates();
+        armed.map(|()| Armed::with(self.poster.has_completed()))
+    }
+
+    /// Arms the queue, and records completions in the rings.
+    fn arm_recording(&mut self) -> Result<()> {
         if self.poster.keepalive_due().is_some() {
             // An endpoint that sleeps on its channel polls seldom, so the clock is read each time. A probe is posted before
             // arming, so its completion raises an event.
@@ -235,8 +243,7 @@ impl<I: Interface> Endpoint<I> {
         self.cq.arm(false)?;
         // Completions from before arming raise no event. The user gets none for a probe.
         while !self.poster.has_completed() && self.poll_queue()? {}
-        self.poster.open_gates();
-        Ok(Armed::with(self.poster.has_completed()))
+        Ok(())
     }
 }
 

@@ -51,6 +51,31 @@ fn an_armed_queue_reports_its_next_completion_once() {
 }
 
 #[test]
+fn arming_an_endpoint_without_events_fails_and_keeps_its_completions() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let build = || builder(&pd, interfaces).keepalive(Duration::from_secs(10)).build().unwrap();
+        let (mut a, mut b) = (build(), build());
+        connect(&mut a, &mut b);
+        for number in 0..2 {
+            b.receive(pd.allocate(16).unwrap()).unwrap();
+            let mut buffer = pd.allocate(16).unwrap();
+            buffer.fill_from(&[number]).unwrap();
+            a.send(buffer).unwrap();
+            if number == 0 {
+                // The keepalive takes completions before the queue is armed.
+                assert!(matches!(a.arm(), Err(Error::NoChannel)));
+            }
+        }
+        for number in 0..2 {
+            assert_eq!(a.poll().unwrap().and_then(|done| done.buffer).as_deref(), Some(&[number][..]));
+        }
+        assert!(a.poll().unwrap().is_none());
+        assert_eq!(in_flight(&a), (0, 0));
+    });
+}
+
+#[test]
 fn events_on_a_shared_channel_identify_their_queue() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
