@@ -46,9 +46,7 @@ macro_rules! setters {
         ///
         /// Longer messages that are sent in packets are divided, and copied once at the receiver.
         ///
-        /// Longer packets take more memory and less work. Compared with 16 packets of 20 KiB, 8 of 40 KiB move messages of 4 KiB
-        /// and more up to 1.3 times as fast over soft0, 1.3 to 1.6 times over UDP, and with up to 14 % fewer instructions over
-        /// SoftRoCE.
+        /// Longer packets take more memory, and less work for each byte.
         pub fn packet_size(mut self, bytes: usize) -> Self {
             self.options.packet_size =
                 bytes.clamp(crate::wire::MIN_PACKET as usize, crate::wire::MAX_PACKET as usize) as u32;

@@ -4,6 +4,7 @@ mod datagrams;
 
 use std::process::Command;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use rdma_soft::abi::{ibv_alloc_pd, ibv_get_device_list, ibv_open_device, ibv_query_gid};
 use rdma_soft::{counters, packets_of_thread};
@@ -44,7 +45,10 @@ fn traffic_is_counted_and_reported_when_the_process_exits() {
 fn packets_count_for_the_thread_that_moves_them() {
     let (from, to, peer) = ends();
     let mut wc = ibv_wc::zeroed();
+    let start = Instant::now();
+    // The server thread may be faster.
     while packets_of_thread() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(30), "this thread has moved no packet");
         // SAFETY: the objects are never destroyed.
         unsafe {
             send(from, to, peer);

@@ -90,7 +90,7 @@ pub(crate) async fn serve(transport: Transport) -> Result<String> {
             tokio::spawn(async move { server.serve_with_incoming(Echo, incoming).await });
             Ok(address)
         }
-        Transport::Channel | Transport::Many | Transport::Owned | Transport::Plain | Transport::Unix => {
+        Transport::Channel | Transport::Many | Transport::Owned | Transport::FixedLength | Transport::Unix => {
             Err("gRPC is measured over streams and TCP".into())
         }
     }

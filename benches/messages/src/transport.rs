@@ -18,7 +18,7 @@ pub(crate) enum Transport {
     Owned,
     Stream,
     /// A stream of messages that all have the same length, without buffers, as `rstream` uses a socket.
-    Plain,
+    FixedLength,
     Tcp,
     Unix,
 }
@@ -35,7 +35,7 @@ pub(crate) enum Listener {
     Owned(rdma_msg::Listener),
     Stream(rdma_msg::StreamListener),
     /// Also the length of a message in bytes.
-    Plain(rdma_msg::StreamListener, usize),
+    FixedLength(rdma_msg::StreamListener, usize),
     /// Also the length of a message in bytes.
     Tcp(TcpListener, usize),
     /// The same.
@@ -48,7 +48,7 @@ pub(crate) enum Link {
     Many(Channel),
     Owned(Channel),
     Stream(Framed<BufReader<ReadHalf>, BufWriter<WriteHalf>>),
-    Plain(Plain),
+    FixedLength(FixedLength),
     Socket(Framed<SocketReader, SocketWriter>),
 }
 
@@ -64,17 +64,17 @@ pub(crate) struct Framed<R, W> {
 }
 
 /// Messages of one length over a stream of bytes.
-pub(crate) struct Plain {
+pub(crate) struct FixedLength {
     reader: ReadHalf,
     writer: WriteHalf,
     /// The message that was received last.
     message: Vec<u8>,
 }
 
-impl Plain {
+impl FixedLength {
     fn new(stream: rdma_msg::Stream, size: usize) -> Self {
         let (reader, writer) = stream.into_split();
-        Plain { reader, writer, message: vec![0; size.max(2)] }
+        FixedLength { reader, writer, message: vec![0; size.max(2)] }
     }
 
     /// Sends a message. A message of one byte is filled up.
@@ -85,22 +85,19 @@ impl Plain {
         }
     }
 
-    /// Whether there is a next message, in [`Plain::message`].
-    async fn receive(&mut self) -> Result<bool> {
+    /// The next message; `None` at the end.
+    async fn receive(&mut self) -> Result<Option<&[u8]>> {
         match self.reader.read_exact(&mut self.message).await {
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
-            read => Ok(read.map(|_| true)?),
-        }
-    }
-
-    /// The message that was received last, as it was sent.
-    fn message(&self) -> &[u8] {
-        if self.message[0] == FILLING { &self.message } else { &self.message[..1] }
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        };
+        let is_command = self.message[0] != FILLING;
+        Ok(Some(if is_command { &self.message[..1] } else { &self.message }))
     }
 
     /// Sends the next message back. Returns `false` at the end.
     async fn echo(&mut self) -> Result<bool> {
-        if !self.receive().await? {
+        if self.receive().await?.is_none() {
             return Ok(false);
         }
         self.writer.write_all(&self.message).await?;
@@ -109,7 +106,7 @@ impl Plain {
     }
 }
 
-/// The byte of which long messages consist.
+/// Each byte of a message that is no command.
 pub(crate) const FILLING: u8 = 7;
 
 /// Bytes that a writer collects, and that a reader takes from a socket at once.
@@ -213,7 +210,7 @@ impl Listener {
             Transport::Many => Listener::Many(builder().bind(address).await?),
             Transport::Owned => Listener::Owned(builder().bind(address).await?),
             Transport::Stream => Listener::Stream(builder().bind_streams(address).await?),
-            Transport::Plain => Listener::Plain(builder().bind_streams(address).await?, size),
+            Transport::FixedLength => Listener::FixedLength(builder().bind_streams(address).await?, size),
             Transport::Tcp => Listener::Tcp(TcpListener::bind(address).await?, size),
             Transport::Unix => {
                 let path = std::env::temp_dir().join(format!("rdma-message-bench-{}", std::process::id()));
@@ -228,7 +225,7 @@ impl Listener {
             Listener::Channel(listener) | Listener::Many(listener) | Listener::Owned(listener) => {
                 listener.local_address().to_string()
             }
-            Listener::Stream(listener) | Listener::Plain(listener, _) => listener.local_address().to_string(),
+            Listener::Stream(listener) | Listener::FixedLength(listener, _) => listener.local_address().to_string(),
             Listener::Tcp(listener, _) => listener.local_addr()?.to_string(),
             Listener::Unix(listener, _) => {
                 let address = listener.local_addr()?;
@@ -243,7 +240,9 @@ impl Listener {
             Listener::Many(listener) => Link::Many(listener.accept().await?),
             Listener::Owned(listener) => Link::Owned(listener.accept().await?),
             Listener::Stream(listener) => Link::stream(listener.accept().await?),
-            Listener::Plain(listener, size) => Link::Plain(Plain::new(listener.accept().await?, *size)),
+            Listener::FixedLength(listener, size) => {
+                Link::FixedLength(FixedLength::new(listener.accept().await?, *size))
+            }
             Listener::Tcp(listener, size) => Link::tcp(listener.accept().await?.0, *size)?,
             Listener::Unix(listener, size) => Link::unix(listener.accept().await?.0, *size),
         })
@@ -264,7 +263,9 @@ impl Link {
             Transport::Many => Link::Many(connector()?.connect(address).await?),
             Transport::Owned => Link::Owned(connector()?.connect(address).await?),
             Transport::Stream => Link::stream(connector()?.connect_stream(address).await?),
-            Transport::Plain => Link::Plain(Plain::new(connector()?.connect_stream(address).await?, size)),
+            Transport::FixedLength => {
+                Link::FixedLength(FixedLength::new(connector()?.connect_stream(address).await?, size))
+            }
             Transport::Tcp => Link::tcp(TcpStream::connect(address).await?, size)?,
             Transport::Unix => Link::unix(UnixStream::connect(address).await?, size),
         })
@@ -275,7 +276,7 @@ impl Link {
             Link::Channel(channel) | Link::Many(channel) => channel.send(&message[..]).await?,
             Link::Owned(channel) => channel.send(message.clone()).await?,
             Link::Stream(framed) => send(&mut framed.writer, message).await?,
-            Link::Plain(plain) => plain.send(message).await?,
+            Link::FixedLength(fixed) => fixed.send(message).await?,
             Link::Socket(framed) => send(&mut framed.writer, message).await?,
         }
         Ok(())
@@ -297,7 +298,7 @@ impl Link {
         match self {
             Link::Channel(_) | Link::Many(_) | Link::Owned(_) => Ok(()),
             Link::Stream(framed) => framed.flush().await,
-            Link::Plain(plain) => Ok(plain.writer.flush().await?),
+            Link::FixedLength(fixed) => Ok(fixed.writer.flush().await?),
             Link::Socket(framed) => framed.flush().await,
         }
     }
@@ -309,7 +310,7 @@ impl Link {
                 Ok(channel.receive().await?.map(|message| f(&message)))
             }
             Link::Stream(framed) => Ok(framed.receive().await?.map(f)),
-            Link::Plain(plain) => Ok(plain.receive().await?.then(|| f(plain.message()))),
+            Link::FixedLength(fixed) => Ok(fixed.receive().await?.map(f)),
             Link::Socket(framed) => Ok(framed.receive().await?.map(f)),
         }
     }
@@ -323,7 +324,7 @@ impl Link {
                 Ok(true)
             }
             Link::Stream(framed) => framed.echo().await,
-            Link::Plain(plain) => plain.echo().await,
+            Link::FixedLength(fixed) => fixed.echo().await,
             Link::Socket(framed) => framed.echo().await,
         }
     }

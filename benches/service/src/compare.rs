@@ -23,31 +23,23 @@ pub(crate) struct Options {
 }
 
 /// A way to run the service.
-struct Column {
+struct Variant {
     name: &'static str,
-    /// Arguments of both processes.
-    arguments: &'static [&'static str],
-    /// Environment of both processes.
-    environment: &'static [(&'static str, &'static str)],
+    transport: &'static str,
+    /// Whether soft0 uses UDP instead of shared memory.
+    udp: bool,
     /// Whether each request has a message of its own. At depth 1, that is always so.
     one_by_one: bool,
 }
 
-const PACKED: &[&str] = &["--transport", "rdma"];
-const ONE_BY_ONE: &[&str] = &["--transport", "rdma", "--frames-per-message", "1"];
-const UDP: &[(&str, &str)] = &[("RDMA_SOFT_UDP", "1")];
+const RDMA: Variant = Variant { name: "soft0, shared memory", transport: "rdma", udp: false, one_by_one: false };
 
-const COLUMNS: [Column; 5] = [
-    Column { name: "soft0, shared memory", arguments: PACKED, environment: &[], one_by_one: false },
-    Column { name: "soft0, UDP", arguments: PACKED, environment: UDP, one_by_one: false },
-    Column {
-        name: "soft0, shared memory, a message for each",
-        arguments: ONE_BY_ONE,
-        environment: &[],
-        one_by_one: true,
-    },
-    Column { name: "soft0, UDP, a message for each", arguments: ONE_BY_ONE, environment: UDP, one_by_one: true },
-    Column { name: "TCP", arguments: &["--transport", "tcp"], environment: &[], one_by_one: false },
+const VARIANTS: [Variant; 5] = [
+    RDMA,
+    Variant { name: "soft0, UDP", udp: true, ..RDMA },
+    Variant { name: "soft0, shared memory, one request per message", one_by_one: true, ..RDMA },
+    Variant { name: "soft0, UDP, one request per message", udp: true, one_by_one: true, ..RDMA },
+    Variant { name: "TCP", transport: "tcp", ..RDMA },
 ];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -61,15 +53,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 (None, clients, depth)
             }
         };
-        let columns = COLUMNS.iter().filter(|column| !column.one_by_one || bulk.is_none() && depth != "1");
-        let mut columns: Vec<_> = columns.map(|column| (column, Vec::new())).collect();
+        let variants = VARIANTS.iter().filter(|variant| !variant.one_by_one || bulk.is_none() && depth != "1");
+        let mut variants: Vec<_> = variants.map(|variant| (variant, Vec::new())).collect();
         for _ in 0..options.rounds {
-            for (column, rounds) in &mut columns {
-                rounds.push(measure(options, column, clients, depth, bulk)?);
+            for (variant, rounds) in &mut variants {
+                rounds.push(measure(options, variant, clients, depth, bulk)?);
             }
         }
         let title = bulk.map_or_else(|| format!("{clients} × {depth}"), |direction| format!("{direction} of 1 MiB"));
-        for (Column { name, .. }, mut rounds) in columns {
+        for (Variant { name, .. }, mut rounds) in variants {
             rounds.sort_by(|a, b| rate(&a.0).total_cmp(&rate(&b.0)));
             let (median, served) = &rounds[rounds.len() / 2];
             let cpu = (median.cpu_seconds + served.cpu_seconds) * 1e6 / median.operations as f64;
@@ -90,7 +82,7 @@ fn rate(measured: &Measured) -> f64 {
 
 fn measure(
     options: &Options,
-    column: &Column,
+    variant: &Variant,
     clients: &str,
     depth: &str,
     bulk: Option<&str>,
@@ -98,8 +90,13 @@ fn measure(
     let workers = options.workers.to_string();
     let command = |role: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "rdma-service-bench".into()));
-        command.arg(role).args(column.arguments).args(["--workers", &workers]);
-        command.envs(column.environment.iter().copied()).stdout(Stdio::piped());
+        command.args([role, "--transport", variant.transport, "--workers", &workers]).stdout(Stdio::piped());
+        if variant.udp {
+            command.env("RDMA_SOFT_UDP", "1");
+        }
+        if variant.one_by_one {
+            command.arg("--one-by-one");
+        }
         command
     };
     let mut server = command("server");

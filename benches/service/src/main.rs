@@ -34,9 +34,9 @@ enum Command {
     Server {
         #[arg(long)]
         transport: Transport,
-        /// Over RDMA: most replies in a message.
-        #[arg(long, default_value_t = usize::MAX)]
-        frames_per_message: usize,
+        /// Over RDMA: send a message for each reply.
+        #[arg(long)]
+        one_by_one: bool,
         /// Threads of the runtime; 0 for tokio's current_thread.
         #[arg(long, default_value_t = 1)]
         workers: usize,
@@ -48,9 +48,9 @@ enum Command {
     Client {
         #[arg(long)]
         transport: Transport,
-        /// Over RDMA: most requests in a message.
-        #[arg(long, default_value_t = usize::MAX)]
-        frames_per_message: usize,
+        /// Over RDMA: send a message for each request.
+        #[arg(long)]
+        one_by_one: bool,
         #[arg(long, default_value_t = 1)]
         workers: usize,
         #[arg(long)]
@@ -94,14 +94,14 @@ struct Served {
 fn main() -> Result<()> {
     match Options::parse().command {
         Command::Compare(options) => compare::run(&options),
-        Command::Server { transport, frames_per_message, workers, bulk } => {
+        Command::Server { transport, one_by_one, workers, bulk } => {
             rdma_safe::soft::install_by_default();
             let runtime = runtime(workers)?;
             let address = runtime.block_on(async {
                 match transport {
                     _ if bulk => bulk::serve(transport).await,
                     Transport::Tcp => tcp::serve().await,
-                    Transport::Rdma => rdma::serve(frames_per_message).await,
+                    Transport::Rdma => rdma::serve(one_by_one).await,
                 }
             })?;
             println!("{address}");
@@ -111,14 +111,14 @@ fn main() -> Result<()> {
             println!("{}", serde_json::to_string(&Served { cpu_seconds: usage::processor_seconds() })?);
             std::process::exit(0);
         }
-        Command::Client { transport, frames_per_message, workers, address, clients, depth, seconds, bulk } => {
+        Command::Client { transport, one_by_one, workers, address, clients, depth, seconds, bulk } => {
             rdma_safe::soft::install_by_default();
             let time = Duration::from_secs_f64(seconds);
             let (mut latencies, took, cpu) = runtime(workers)?.block_on(async {
                 match (bulk, transport) {
                     (Some(direction), _) => bulk::ask(transport, direction, address, time).await,
                     (None, Transport::Tcp) => tcp::ask(address, clients, depth, time).await,
-                    (None, Transport::Rdma) => rdma::ask(address, frames_per_message, clients, depth, time).await,
+                    (None, Transport::Rdma) => rdma::ask(address, one_by_one, clients, depth, time).await,
                 }
             })?;
             latencies.sort_unstable();

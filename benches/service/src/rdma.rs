@@ -1,12 +1,12 @@
 //! The service over rdma-async.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_async::{Batch, Connection, Connector, Listener, Threads};
+use rdma_async::{Connection, Connector, Listener};
+use rdma_safe::Buffer;
 
 use crate::frames;
 use crate::store::{Requests, Store, VALUE};
@@ -15,73 +15,71 @@ use crate::{Latencies, Result, collect, usage};
 /// The longest message in bytes.
 const MESSAGE: usize = 4096;
 
-/// Messages that are posted together at most.
+/// Messages after which a server posts its replies.
 const TOGETHER: usize = 16;
 
 /// Collects frames in messages, and posts these together.
 struct Outgoing<'c> {
     connection: &'c Connection,
-    batch: Batch<'c, Threads>,
+    messages: Vec<Buffer>,
     /// The frames of the next message.
     bytes: &'c mut Vec<u8>,
-    frames: usize,
-    frames_per_message: usize,
+    /// Whether each frame has a message of its own.
+    one_by_one: bool,
 }
 
 impl<'c> Outgoing<'c> {
-    fn new(connection: &'c Connection, bytes: &'c mut Vec<u8>, frames_per_message: usize) -> Self {
-        Outgoing { connection, batch: connection.batch(), bytes, frames: 0, frames_per_message }
+    fn new(connection: &'c Connection, bytes: &'c mut Vec<u8>, one_by_one: bool) -> Self {
+        Outgoing { connection, messages: Vec::new(), bytes, one_by_one }
     }
 
     async fn put(&mut self, frame: &[u8]) -> Result<()> {
-        if self.frames == self.frames_per_message || self.bytes.len() + 2 + frame.len() > MESSAGE {
+        if self.one_by_one || self.bytes.len() + 2 + frame.len() > MESSAGE {
             self.end_message().await?;
         }
         frames::put(self.bytes, frame);
-        self.frames += 1;
         Ok(())
     }
 
     async fn end_message(&mut self) -> Result<()> {
-        if self.frames != 0 {
-            let message = self.connection.buffer_of(self.bytes).await?;
-            self.batch = mem::replace(&mut self.batch, self.connection.batch()).send(message);
+        if !self.bytes.is_empty() {
+            self.messages.push(self.connection.buffer_of(self.bytes).await?);
             self.bytes.clear();
-            self.frames = 0;
         }
         Ok(())
     }
 
     async fn post(mut self) -> Result<()> {
         self.end_message().await?;
-        Ok(self.batch.posted().await?)
+        let batch = self.messages.into_iter().fold(self.connection.batch(), |batch, message| batch.send(message));
+        Ok(batch.posted().await?)
     }
 }
 
-pub(crate) async fn serve(frames_per_message: usize) -> Result<SocketAddr> {
+pub(crate) async fn serve(one_by_one: bool) -> Result<SocketAddr> {
     let listener = Listener::builder().message_size(MESSAGE).bind("127.0.0.1:0").await?;
     let address = listener.local_address().ip().ok_or("the listener has no IP address")?;
     let store = Arc::new(Store::default());
     tokio::spawn(async move {
         while let Ok(connection) = listener.accept().await {
             let store = store.clone();
-            tokio::spawn(async move { serve_one(connection, &store, frames_per_message).await });
+            tokio::spawn(async move { serve_one(connection, &store, one_by_one).await });
         }
     });
     Ok(address)
 }
 
-async fn serve_one(connection: Connection, store: &Store, frames_per_message: usize) -> Result<()> {
+async fn serve_one(connection: Connection, store: &Store, one_by_one: bool) -> Result<()> {
     let mut bytes = Vec::new();
     while let Some(mut message) = connection.receive().await? {
         // Requests that have arrived together are answered together.
-        let mut replies = Outgoing::new(&connection, &mut bytes, frames_per_message);
+        let mut replies = Outgoing::new(&connection, &mut bytes, one_by_one);
         loop {
             let mut requests = &message[..];
             while let Some(request) = frames::take(&mut requests) {
                 replies.put(&store.answer(request)).await?;
             }
-            if replies.batch.len() + 1 >= TOGETHER {
+            if replies.messages.len() >= TOGETHER {
                 break;
             }
             let Some(next) = connection.try_receive() else { break };
@@ -94,7 +92,7 @@ async fn serve_one(connection: Connection, store: &Store, frames_per_message: us
 
 pub(crate) async fn ask(
     address: SocketAddr,
-    frames_per_message: usize,
+    one_by_one: bool,
     clients: usize,
     depth: usize,
     time: Duration,
@@ -105,15 +103,14 @@ pub(crate) async fn ask(
         connections.push(connector.connect(address).await?);
     }
     let (start, cpu) = (Instant::now(), usage::processor_seconds());
-    let ask =
-        |(seed, connection)| tokio::spawn(ask_one(connection, Requests(seed), frames_per_message, depth, start + time));
+    let ask = |(seed, connection)| tokio::spawn(ask_one(connection, Requests(seed), one_by_one, depth, start + time));
     collect((1..).zip(connections).map(ask).collect(), start, cpu).await
 }
 
 async fn ask_one(
     connection: Connection,
     mut requests: Requests,
-    frames_per_message: usize,
+    one_by_one: bool,
     depth: usize,
     end: Instant,
 ) -> Result<Vec<u32>> {
@@ -121,7 +118,7 @@ async fn ask_one(
     let mut sent = VecDeque::new();
     loop {
         let now = Instant::now();
-        let mut outgoing = Outgoing::new(&connection, &mut bytes, frames_per_message);
+        let mut outgoing = Outgoing::new(&connection, &mut bytes, one_by_one);
         while sent.len() < depth && now < end {
             let (request, len) = requests.next();
             outgoing.put(&request[..len]).await?;
@@ -132,8 +129,8 @@ async fn ask_one(
             return Ok(latencies);
         }
         let Some(mut message) = connection.receive().await? else { return Err("the server has gone".into()) };
-        let now = Instant::now();
         loop {
+            let now = Instant::now();
             let mut replies = &message[..];
             while let Some(reply) = frames::take(&mut replies) {
                 if reply.len() != VALUE {

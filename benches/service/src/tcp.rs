@@ -14,12 +14,12 @@ use crate::{Latencies, Result, collect, usage};
 
 /// Frames of a stream.
 #[derive(Default)]
-struct Frames {
+struct FrameReader {
     bytes: Vec<u8>,
     start: usize,
 }
 
-impl Frames {
+impl FrameReader {
     async fn read(&mut self, from: &mut (impl AsyncReadExt + Unpin)) -> Result<usize> {
         self.bytes.drain(..self.start);
         self.start = 0;
@@ -50,9 +50,9 @@ pub(crate) async fn serve() -> Result<SocketAddr> {
 }
 
 async fn serve_one(mut stream: TcpStream, store: &Store) -> Result<()> {
-    let (mut frames, mut replies) = (Frames::default(), Vec::new());
-    while frames.read(&mut stream).await? != 0 {
-        while let Some(request) = frames.next() {
+    let (mut reader, mut replies) = (FrameReader::default(), Vec::new());
+    while reader.read(&mut stream).await? != 0 {
+        while let Some(request) = reader.next() {
             frames::put(&mut replies, &store.answer(request));
         }
         stream.write_all(&replies).await?;
@@ -75,7 +75,7 @@ pub(crate) async fn ask(address: SocketAddr, clients: usize, depth: usize, time:
 
 /// One task has all requests of a connection in flight, which is the cheapest way over TCP.
 async fn ask_one(mut stream: TcpStream, mut requests: Requests, depth: usize, end: Instant) -> Result<Vec<u32>> {
-    let (mut latencies, mut frames, mut batch) = (Vec::new(), Frames::default(), Vec::new());
+    let (mut latencies, mut reader, mut batch) = (Vec::new(), FrameReader::default(), Vec::new());
     let mut sent = VecDeque::new();
     loop {
         let now = Instant::now();
@@ -89,9 +89,9 @@ async fn ask_one(mut stream: TcpStream, mut requests: Requests, depth: usize, en
         }
         stream.write_all(&batch).await?;
         batch.clear();
-        frames.read(&mut stream).await?;
+        reader.read(&mut stream).await?;
         let now = Instant::now();
-        while let Some(reply) = frames.next() {
+        while let Some(reply) = reader.next() {
             if reply.len() != VALUE {
                 return Err("a reply has another length".into());
             }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 pub enum Idle {
     /// Spins for some microseconds, then sleeps. The default.
     ///
-    /// On soft0, the time starts again whenever a sweep has moved packets, since the driver's thread then works for the device.
+    /// On soft0, the time starts again whenever the driver's thread has moved packets, since it then works for the device. That ends
+    /// after a millisecond without a completion.
     ///
     /// It spins only as long as that has recently paid off. It pauses while other threads keep taking its processor.
     #[default]
@@ -27,10 +28,12 @@ pub(crate) struct Spin {
     waits: bool,
     /// The end of the current phase, once one has begun.
     until: Option<Instant>,
+    /// The latest end of the current phase, if packets keep moving.
+    latest: Option<Instant>,
     /// Length of the next phase.
     length: Duration,
     slept_at: Option<Instant>,
-    /// Packets of soft0 until the last look.
+    /// [`moved_packets`] at the last check.
     packets: u32,
     preempted: i64,
     /// Phases in a row that found nothing, each with a preemption since the one before or the last sleep.
@@ -44,6 +47,9 @@ pub(crate) struct Spin {
 const LONGEST: Duration = Duration::from_micros(50);
 const SHORTEST: Duration = Duration::from_micros(2);
 
+/// Longest time for which moving packets prolong a phase. Meanwhile, some MiB pass through shared memory.
+const MOVING: Duration = Duration::from_millis(1);
+
 /// Wasted phases in a row before a pause. A few may be due to timers and other short work, which leave time to spin.
 const WASTED: u32 = 8;
 
@@ -56,6 +62,7 @@ impl Spin {
             idle,
             waits: false,
             until: None,
+            latest: None,
             length: LONGEST,
             slept_at: None,
             packets: 0,
@@ -117,16 +124,16 @@ impl Spin {
             Idle::Sleep => return false,
             Idle::Adaptive => {}
         }
-        let (now, packets) = (Instant::now(), packets());
+        let (now, packets) = (Instant::now(), moved_packets());
         let has_moved = std::mem::replace(&mut self.packets, packets) != packets;
         let Some(until) = self.until else {
             if self.pause_until.is_some_and(|until| now < until) {
                 return false;
             }
-            (self.waits, self.until) = (true, Some(now + self.length));
+            (self.waits, self.until, self.latest) = (true, Some(now + self.length), None);
             return true;
         };
-        if has_moved {
+        if has_moved && now < *self.latest.get_or_insert(now + MOVING) {
             self.until = Some(now + self.length);
             return true;
         }
@@ -134,7 +141,10 @@ impl Spin {
             return true;
         }
         self.until = None;
-        self.wasted(preemptions(), now);
+        // A phase that has moved packets was of use to the peer.
+        if self.latest.is_none_or(|latest| latest <= now) {
+            self.wasted(preemptions(), now);
+        }
         false
     }
 
@@ -148,8 +158,8 @@ impl Spin {
     }
 }
 
-/// Packets that soft0 has moved in sweeps of this thread.
-fn packets() -> u32 {
+/// Packets that this thread has moved for soft0. It may jump when the driver runs on another thread, which only prolongs a phase.
+fn moved_packets() -> u32 {
     #[cfg(feature = "soft")]
     return rdma_safe::soft::packets_of_thread();
     #[cfg(not(feature = "soft"))]
@@ -222,10 +232,35 @@ mod tests {
     fn a_phase_begins_again_when_the_device_has_moved_packets() {
         let mut spin = Spin::new(Idle::Adaptive);
         let over = Instant::now() - Duration::from_micros(1);
-        (spin.until, spin.packets) = (Some(over), packets().wrapping_sub(1));
+        (spin.until, spin.packets) = (Some(over), moved_packets().wrapping_sub(1));
         assert!(spin.spins() && spin.until.is_some_and(|until| until > over));
         spin.until = Some(over);
         assert!(!spin.spins(), "no packets since");
+        (spin.until, spin.latest) = (Some(over), Some(over));
+        spin.packets = spin.packets.wrapping_sub(1);
+        assert!(!spin.spins(), "for too long");
+    }
+
+    #[cfg(feature = "soft")]
+    #[test]
+    #[cfg_attr(miri, ignore = "soft0 needs sockets")]
+    fn packets_that_a_driver_moves_on_this_thread_are_seen() {
+        rdma_safe::soft::install().unwrap();
+        let (driver, mut runner) = crate::DriverBuilder::default().build::<crate::Local>().unwrap();
+        runner.block_on(async {
+            let listener = crate::Listener::builder().driver(&driver).bind("127.0.0.1:0").await.unwrap();
+            let connector = crate::Connector::with_driver(&driver);
+            let connect = connector.connect(listener.local_address());
+            let (client, server) = tokio::join!(connect, listener.accept());
+            let (client, server) = (client.unwrap(), server.unwrap());
+            let (start, before) = (Instant::now(), moved_packets());
+            // The server thread of soft0 may be faster.
+            while moved_packets() == before {
+                assert!(start.elapsed() < Duration::from_secs(30));
+                client.send(client.buffer_of(b"a packet").await.unwrap()).await.unwrap();
+                server.receive().await.unwrap().unwrap();
+            }
+        });
     }
 
     #[test]

@@ -26,10 +26,16 @@ pub(super) struct Gates {
 const FAST_OPS: SendOps = SendOps::SEND.union(SendOps::RDMA_WRITE);
 
 /// A value that matches no domain and no buffer.
-pub(super) const NO_DOMAIN: usize = 1;
+const NO_DOMAIN: usize = 1;
 
 impl Gates {
     pub(super) const SHUT: Gates = Gates { send: NO_DOMAIN, read: NO_DOMAIN, receive: NO_DOMAIN, poll: false };
+
+    /// Whether the gate for sends is open for some buffer. Then nothing is staged or pending.
+    #[inline(always)]
+    pub(super) fn sends(&self) -> bool {
+        self.send != NO_DOMAIN
+    }
 
     /// Whether `buffer` can be received into on the fast path. Its capacity then fits in 32 bits.
     #[inline(always)]

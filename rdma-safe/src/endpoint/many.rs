@@ -3,7 +3,6 @@
 use std::mem::ManuallyDrop;
 
 use super::batch::take_back_staged;
-use super::gates::NO_DOMAIN;
 use super::ring::Kind;
 use super::{BatchError, Operation, Poster, Work};
 use crate::interface::Interface;
@@ -22,9 +21,12 @@ impl<I: Interface> Poster<I> {
     pub(super) fn send_many(&mut self, buffers: impl IntoIterator<Item = Item>) -> Result<usize, BatchError> {
         let mut buffers = buffers.into_iter();
         let gate = self.gates.send;
-        // If the gate is shut, entries of a forgotten batch may be staged.
-        let room =
-            if gate == NO_DOMAIN { 0 } else { self.live.sends.free().min(self.live.qp.send_state().max_batch::<I>()) };
+        // An open gate implies that nothing is staged or pending.
+        let room = if self.gates.sends() {
+            self.live.sends.room_if_open().min(self.live.qp.send_state().max_batch::<I>())
+        } else {
+            self.live.sends.room()
+        };
         let mut staging = self.live.sends.stage_many();
         // The first buffer that does not take the fast path.
         let mut other = None;

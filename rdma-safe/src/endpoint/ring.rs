@@ -200,9 +200,9 @@ impl<B> Ring<B> {
         self.capacity != 0 && (self.is_full() || self.pending > 0) && self.pending == self.max_pending
     }
 
-    /// Number of entries that there is room for, if nothing is staged or pending.
+    /// Number of entries that a batch can add, if nothing is staged or pending.
     #[inline(always)]
-    pub(super) fn free(&self) -> u64 {
+    pub(super) fn room_if_open(&self) -> u64 {
         self.limit.saturating_sub(self.tail)
     }
 

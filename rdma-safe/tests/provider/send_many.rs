@@ -92,6 +92,16 @@ fn single_polls_return_the_same_buffers() {
 }
 
 #[test]
+fn sending_nothing_succeeds_also_on_an_endpoint_without_a_connection() {
+    on_each_interface(|fake, interfaces| {
+        let mut a = builder(&fake.pd(), interfaces).build().unwrap();
+        assert_eq!(a.send_many([]).unwrap(), 0);
+        let refused = a.send_many([numbered(&fake.pd(), 0)]).unwrap_err();
+        assert_eq!((refused.posted, refused.buffers.len()), (0, 1));
+    });
+}
+
+#[test]
 fn sending_many_stops_where_the_queue_is_full() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();

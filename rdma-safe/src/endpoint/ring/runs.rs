@@ -16,10 +16,13 @@ impl<B> Ring<B> {
 
     /// Completes the entries up to `last`, which have succeeded, and begins to hand them out.
     ///
-    /// `None` unless those before `last` are known to be unsignaled, and all have buffers. `last` must be in flight. All earlier
-    /// completed entries must have been handed out, and nothing may be staged.
+    /// `None` if `last` is not in flight or has no buffer, or unless those before it are known to be unsignaled. All earlier completed
+    /// entries must have been handed out, and nothing may be staged or pending.
     #[inline(always)]
     pub(in crate::endpoint) fn complete_run(&mut self, last: u64) -> Option<Run<'_, B>> {
+        if !self.is_in_flight(last) {
+            return None;
+        }
         let (next, slot) = (self.done, self.done_slot);
         // SAFETY: it points to one of the slots, and no exclusive reference to it exists.
         let entry = unsafe { self.slot_ptr(last).as_ref() };
@@ -136,8 +139,10 @@ impl<B> Run<'_, B> {
         while self.next != end {
             // SAFETY: it points to one of the slots, and no reference to it exists.
             let slot = unsafe { self.slot.as_mut() };
-            // SAFETY: `complete_run` has found a buffer in the last entry. Those before it are covered by its signal, so
-            // `signal_every` has gone over them, and they were added by `push`, with buffers.
+            debug_assert!(slot.buffer.is_some());
+            // SAFETY: `complete_run` has found the last entry in flight, with a buffer. Those before it are covered by its signal, so
+            // `signal_every` has gone over them, and they were added by `push`, with buffers. Only entries that are handed out or
+            // rolled back lose their buffers, and those of a queue pair that is destroyed, whose work is no longer polled for.
             let buffer = unsafe { slot.buffer.take().unwrap_unchecked() };
             let (sequence, kind) = (self.next, slot.kind);
             (self.next, self.slot) = (sequence + 1, slot.next);

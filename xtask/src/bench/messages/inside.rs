@@ -135,7 +135,7 @@ impl Program {
             Program::Ours { transport, executor } => {
                 let transport = match transport {
                     Transport::Channel => "channel",
-                    Transport::Stream => "plain",
+                    Transport::Stream => "fixed-length",
                     Transport::Tcp => "tcp",
                 };
                 let executor = if executor == Executor::Tokio { "tokio" } else { "block-on" };
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn both_ends_agree_on_the_transport() {
         let ours = Program::Ours { transport: Transport::Stream, executor: Executor::BlockOn };
-        let both = "--transport plain --executor block-on --address 10.9.9.1:7471 --size 64";
+        let both = "--transport fixed-length --executor block-on --address 10.9.9.1:7471 --size 64";
         assert_eq!(line(ours, Pattern::OneWay, End::Server), format!("/t/bench count-server {both}"));
         let exchange = "--pattern one-way --messages 1000";
         assert_eq!(line(ours, Pattern::OneWay, End::Client), format!("/t/bench count-client {both} {exchange}"));
