@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 pub enum Idle {
     /// Spins for some microseconds, then sleeps. The default.
     ///
-    /// On soft0, the time starts again whenever the driver's thread has moved packets, since it then works for the device. That ends
-    /// after a millisecond without a completion.
+    /// On soft0, the time starts again whenever the driver's thread has moved packets, since it then works for the device. That
+    /// ends after a millisecond without a completion.
     ///
     /// It spins only as long as that has recently paid off. It pauses while other threads keep taking its processor.
     #[default]

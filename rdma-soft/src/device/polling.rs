@@ -92,8 +92,8 @@ impl Device {
         count.store(count.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
     }
 
-    /// Adds the packets since `before` to those of this thread. Counts a poll for each [`PACKETS`] of them, because the program could
-    /// not poll meanwhile.
+    /// Adds the packets since `before` to those of this thread. Counts a poll for each [`PACKETS`] of them, because the program
+    /// could not poll meanwhile.
     pub(crate) fn count_packets(&self, core: &Core, before: u32) {
         let packets = core.state.shared.packets.wrapping_sub(before);
         if packets != 0 {

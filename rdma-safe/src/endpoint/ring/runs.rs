@@ -16,8 +16,8 @@ impl<B> Ring<B> {
 
     /// Completes the entries up to `last`, which have succeeded, and begins to hand them out.
     ///
-    /// `None` if `last` is not in flight or has no buffer, or unless those before it are known to be unsignaled. All earlier completed
-    /// entries must have been handed out, and nothing may be staged or pending.
+    /// `None` if `last` is not in flight or has no buffer, or unless those before it are known to be unsignaled. All earlier
+    /// completed entries must have been handed out, and nothing may be staged or pending.
     #[inline(always)]
     pub(in crate::endpoint) fn complete_run(&mut self, last: u64) -> Option<Run<'_, B>> {
         if !self.is_in_flight(last) {
@@ -140,9 +140,9 @@ impl<B> Run<'_, B> {
             // SAFETY: it points to one of the slots, and no reference to it exists.
             let slot = unsafe { self.slot.as_mut() };
             debug_assert!(slot.buffer.is_some());
-            // SAFETY: `complete_run` has found the last entry in flight, with a buffer. Those before it are covered by its signal, so
-            // `signal_every` has gone over them, and they were added by `push`, with buffers. Only entries that are handed out or
-            // rolled back lose their buffers, and those of a queue pair that is destroyed, whose work is no longer polled for.
+            // SAFETY: `complete_run` has found the last entry in flight, with a buffer. Those before it are covered by its signal,
+            // so `signal_every` has gone over them, and they were added by `push`, with buffers. Only entries that are handed out
+            // or rolled back lose their buffers, and those of a destroyed queue pair, for which nobody polls any more.
             let buffer = unsafe { slot.buffer.take().unwrap_unchecked() };
             let (sequence, kind) = (self.next, slot.kind);
             (self.next, self.slot) = (sequence + 1, slot.next);
