@@ -395,7 +395,7 @@ fn wait(fds: &mut [libc::pollfd], deadline: Option<Time>, now: Time) {
 mod tests {
     use super::*;
     use crate::device::link::Link;
-    use crate::device::polling::PACKETS;
+    use crate::device::polling::{PACKETS, packets_of_thread};
     use crate::faults::Faults;
     use crate::net::To;
 
@@ -489,8 +489,9 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn many_received_packets_count_as_polls() {
+    fn many_received_packets_count_as_polls_and_for_the_thread_that_polls() {
         const COUNT: u32 = 20;
+        let before = packets_of_thread();
         let device = Device::new().unwrap();
         let (mut core, now) = (device.lock(), device.now());
         let Link { socket, outbox, .. } = &mut core.links[0];
@@ -506,7 +507,9 @@ mod tests {
             polls += 1;
         }
         assert_eq!(device.polls(), polls + COUNT / PACKETS);
+        assert_eq!(packets_of_thread().wrapping_sub(before), COUNT);
     }
+
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn the_server_closes_unused_rings_and_then_has_no_deadline() {
