@@ -33,7 +33,7 @@ impl Gates {
 
     /// Whether the gate for sends is open for some buffer. Then nothing is staged or pending.
     #[inline(always)]
-    pub(super) fn sends(&self) -> bool {
+    pub(super) fn allow_sends(&self) -> bool {
         self.send != NO_DOMAIN
     }
 

@@ -22,7 +22,7 @@ impl<I: Interface> Poster<I> {
         let mut buffers = buffers.into_iter();
         let gate = self.gates.send;
         // An open gate implies that nothing is staged or pending.
-        let room = if self.gates.sends() {
+        let room = if self.gates.allow_sends() {
             self.live.sends.room_if_open().min(self.live.qp.send_state().max_batch::<I>())
         } else {
             self.live.sends.room()
@@ -110,7 +110,7 @@ impl<I: Interface> Poster<I> {
         let mut failed = take_back_staged(&mut self.live.sends, error, staged);
         if failed.posted != 0 {
             self.poison();
-            // The last of those that were posted is probably unsignaled. So it may be executed without a completion.
+            // The last posted send is probably unsignaled. Then no completion reports it.
             failed.error = match error {
                 PostError::QueueFull { .. } => PostError::MaybePosted { errno: Errno(libc::ENOMEM) },
                 PostError::Refused { errno, .. } => PostError::MaybePosted { errno },

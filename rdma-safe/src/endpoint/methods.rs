@@ -118,7 +118,7 @@ impl<I: Interface> Endpoint<I> {
     /// Each buffer has its own completion, in the order of sending. The device reports them in groups of at most half the send
     /// queue. Take them with [`poll_each`](Endpoint::poll_each): for a group, it costs less than [`poll`](Endpoint::poll).
     ///
-    /// Buffers of more than 1 MiB, and those after them, are posted in a second batch, in which each has an entry of its own.
+    /// A buffer of more than 1 MiB begins a second batch. In that batch, the device reports each send.
     ///
     /// ```no_run
     /// # use rdma_safe::{Buffer, Endpoint};

@@ -209,7 +209,7 @@ impl<B> Ring<B> {
     /// Number of entries that a batch can add. 0 while a forgotten batch has staged entries.
     #[inline(always)]
     pub(super) fn room(&self) -> u64 {
-        if self.staged == 0 { self.batch_limit().saturating_sub(self.tail) } else { 0 }
+        if self.staged == 0 && self.pending == 0 { self.room_if_open() } else { 0 }
     }
 
     /// The error for a full ring of sends, for the endpoint with that queue pair.

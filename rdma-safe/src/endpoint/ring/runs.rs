@@ -141,8 +141,8 @@ impl<B> Run<'_, B> {
             let slot = unsafe { self.slot.as_mut() };
             debug_assert!(slot.buffer.is_some());
             // SAFETY: `complete_run` has found the last entry in flight, with a buffer. Those before it are covered by its signal,
-            // so `signal_every` has gone over them, and they were added by `push`, with buffers. Only entries that are handed out
-            // or rolled back lose their buffers, and those of a destroyed queue pair, for which nobody polls any more.
+            // so `signal_every` has gone over them, and they were added by `push`, with buffers. A buffer leaves its slot only when
+            // its entry is handed out or rolled back, or when the queue pair is destroyed. Nobody polls for a destroyed one.
             let buffer = unsafe { slot.buffer.take().unwrap_unchecked() };
             let (sequence, kind) = (self.next, slot.kind);
             (self.next, self.slot) = (sequence + 1, slot.next);
