@@ -469,6 +469,8 @@ impl<S: Sharing> Inner<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(feature = "soft")]
+    use crate::driver::spin::moved_packets;
     use crate::{Connection, Connector, Driver, Listener, Local, Runner};
 
     fn connected() -> (Runner<Local>, [Connection<Local>; 2]) {
@@ -481,6 +483,22 @@ mod tests {
             [client.unwrap(), server.unwrap()]
         });
         (runner, ends)
+    }
+
+    #[cfg(feature = "soft")]
+    #[test]
+    #[cfg_attr(miri, ignore = "soft0 needs sockets")]
+    fn packets_that_a_driver_moves_on_this_thread_are_seen() {
+        let (mut runner, [client, server]) = connected();
+        let (start, before) = (Instant::now(), moved_packets());
+        // The server thread of soft0 may be faster.
+        while moved_packets() == before {
+            assert!(start.elapsed() < Duration::from_secs(30), "this thread has moved no packet");
+            runner.block_on(async {
+                client.send(client.buffer_of(b"a packet").await.unwrap()).await.unwrap();
+                server.receive().await.unwrap().unwrap();
+            });
+        }
     }
 
     #[test]
