@@ -246,9 +246,6 @@ async fn never_receive() -> ! {
 /// Time to notice a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(2);
 
-/// Packets of the default window.
-const DEFAULT_WINDOW: u64 = 8;
-
 /// What a sender and a reader learn after `then`, while the sender waits for room.
 async fn ends_after<T>(test: &str, then: impl FnOnce(Peer) -> T) -> ([Error; 2], T) {
     let mut peer = Peer::start(test, "server");
@@ -270,7 +267,9 @@ async fn ends_after<T>(test: &str, then: impl FnOnce(Peer) -> T) -> ([Error; 2],
             }
         }
     });
-    support::until("the sender waits", || channel.statistics().packets_sent == DEFAULT_WINDOW).await;
+    // Both ends have the default window.
+    let window = u64::from(channel.statistics().window);
+    support::until("the sender waits", || channel.statistics().packets_sent == window).await;
     let kept = then(peer);
     ([soon(sender).await.unwrap(), soon(reader).await.unwrap()], kept)
 }

@@ -1,4 +1,4 @@
-//! Channels whose receives are shared: idle ones need few, busy ones get more, and credit never exceeds what is posted.
+//! Channels that share receives. Idle ones need few, and busy ones get more. Credit never exceeds the posted receives.
 
 #[path = "../../rdma-async/tests/support/mod.rs"]
 mod support;
@@ -139,7 +139,7 @@ async fn a_thousand_idle_channels_share_receives_with_the_busy_ones() {
     let idle = IDLE * channels as u32;
     let (driver, runner) = Driver::builder().completions(1 << 16).memory(64 << 20).build().unwrap();
     tokio::spawn(runner.run_tokio());
-    // 3 KiB for each channel, and 64 packets for those that are busy. The clients share others.
+    // Each channel has 3 KiB, and the busy ones share 64 more packets. The clients have receives of their own.
     let shared = SharedReceives::new(idle + 64, 512);
     let listener = Listener::builder().driver(&driver).shared_receives(&shared).window(WINDOW).sends(1);
     let listener = listener.bind("127.0.0.1:0").await.unwrap();

@@ -86,16 +86,14 @@ async fn random_pieces_arrive_in_both_directions_at_once() {
     }
 }
 
-/// Packets of the default window.
-const WINDOW: u64 = 8;
-
 #[tokio::test]
 async fn one_direction_goes_on_while_nobody_reads_the_other() {
     let _soft = soft0();
     let [mut client, mut server] = default_pair().await;
-    // Fills the direction to the server, which never reads: its window, and the open packet.
+    // Fills the direction to the server, which never reads: its window, which is that of both ends, and the open packet.
+    let window = u64::from(client.statistics().window);
     let mut has_room = true;
-    while has_room || client.statistics().packets_sent < WINDOW {
+    while has_room || client.statistics().packets_sent < window {
         let full = [7; 8000];
         let mut write = pin!(client.write(&full));
         has_room = poll_fn(|context| Poll::Ready(write.as_mut().poll(context).is_ready())).await;

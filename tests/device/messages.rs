@@ -26,9 +26,6 @@ fn pattern(len: usize) -> Vec<u8> {
 /// Lengths of messages: in packets alone, in parts, and long enough to be read by the peer.
 const SIZES: [usize; 8] = [0, 1, 100, 20_000, 50_000, 70_000, 300_000, 5_000_000];
 
-/// Packets of the default window.
-const WINDOW: u64 = 8;
-
 /// Two ends of a channel.
 async fn channel(address: Ipv4Addr) -> [Channel; 2] {
     let listener = Listener::bind((address, 0)).await.unwrap();
@@ -221,7 +218,8 @@ fn the_echo_service_serves_its_clients_and_stops() {
             }
         };
         let stops = async {
-            while channel.statistics().packets_sent < WINDOW {
+            // Both ends have the default window.
+            while channel.statistics().packets_sent < u64::from(channel.statistics().window) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             // SAFETY: the child was not waited for yet, so the process number is its own.
