@@ -26,7 +26,7 @@ use signals::Signals;
 /// Longest packet in bytes.
 const PACKET: usize = 256 << 10;
 
-/// Packets in flight.
+/// Most packets on their way in a direction.
 const WINDOW: u32 = 16;
 
 /// Longest wait for the peer to confirm the end of the connection.

@@ -36,7 +36,7 @@ pub(crate) enum Listener {
     Stream(rdma_msg::StreamListener),
     /// Also the length of a message in bytes.
     FixedLength(rdma_msg::StreamListener, usize),
-    /// Also the length of a message in bytes.
+    /// The same.
     Tcp(TcpListener, usize),
     /// The same.
     Unix(UnixListener, usize),

@@ -28,7 +28,7 @@ struct Variant {
     transport: &'static str,
     /// Whether soft0 uses UDP instead of shared memory.
     udp: bool,
-    /// Whether each request has a message of its own. At depth 1, that is always so.
+    /// Whether a message carries one request only. Makes no difference at depth 1.
     one_by_one: bool,
 }
 

@@ -24,7 +24,7 @@ struct Outgoing<'c> {
     messages: Vec<Buffer>,
     /// The frames of the next message.
     bytes: &'c mut Vec<u8>,
-    /// Whether each frame has a message of its own.
+    /// Whether a message carries one frame only.
     one_by_one: bool,
 }
 

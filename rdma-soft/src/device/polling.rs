@@ -27,7 +27,8 @@ thread_local! {
 /// Packets that soft0 has sent and received while this thread polled or posted. The number wraps around.
 ///
 /// A poll without a completion may have moved data: a part of a long message, or the reply to a read of the peer. A program that
-/// polls for a limited time can go on as long as this number changes. If it sleeps, another thread has to move the rest.
+/// polls for a limited time can go on while this number changes. If it sleeps, another thread has to move the rest. Limit that
+/// time, too: the packets may be those of other connections.
 #[must_use]
 pub fn packets_of_thread() -> u32 {
     PACKETS_OF_THREAD.get()
