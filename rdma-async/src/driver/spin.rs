@@ -11,7 +11,8 @@ pub enum Idle {
     /// On soft0, the time starts again whenever the driver's thread has moved packets, since it then works for the device. That
     /// ends after a millisecond without a completion.
     ///
-    /// It spins only as long as that has recently paid off. It pauses while other threads keep taking its processor.
+    /// It spins only as long as that has recently paid off. It pauses while other threads keep taking its processor, or when one
+    /// has taken it for long.
     #[default]
     Adaptive,
     /// Sleeps at once.
@@ -33,14 +34,25 @@ pub(crate) struct Spin {
     /// Length of the next phase.
     length: Duration,
     slept_at: Option<Instant>,
+    /// The last check of the current phase.
+    checked: Option<Instant>,
     /// [`moved_packets`] at the last check.
     packets: u32,
     preempted: i64,
     /// Phases in a row that found nothing, each with a preemption since the one before or the last sleep.
     wasted: u32,
-    /// No spinning until then, because others need the processor.
-    pause_until: Option<Instant>,
-    pause: Duration,
+    pause: Pause,
+}
+
+/// A time without spinning, because others need the processor.
+#[derive(Debug)]
+struct Pause {
+    /// The end of the last one.
+    until: Option<Instant>,
+    /// Length of the next one after wasted phases. Doubles until a phase pays off.
+    after_waste: Duration,
+    /// Length of the last one after a [loss](LOST). Doubles if the next loss follows soon.
+    after_loss: Duration,
 }
 
 /// Longest phase: about what a sleep costs, with the wake-up.
@@ -53,8 +65,35 @@ const MOVING: Duration = Duration::from_millis(1);
 /// Wasted phases in a row before a pause. A few may be due to timers and other short work, which leave time to spin.
 const WASTED: u32 = 8;
 
-/// Shortest and longest time without spinning after a preemption.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
+/// Shortest time without the processor that shows that another thread computes. Such a thread has the processor for some
+/// milliseconds at a time. A driver that sleeps gets the processor back sooner than one that spins: the kernel prefers threads that
+/// it has just woken.
+const LOST: Duration = Duration::from_micros(500);
+
+/// First pause after wasted phases, and after a loss.
+const AFTER_WASTE: Duration = Duration::from_millis(1);
+const AFTER_LOSS: Duration = Duration::from_millis(4);
+
+/// Longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+impl Pause {
+    fn includes(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    fn begin_after_waste(&mut self, now: Instant) {
+        self.until = Some(now + self.after_waste);
+        self.after_waste = (2 * self.after_waste).min(LONGEST_PAUSE);
+    }
+
+    fn begin_after_loss(&mut self, now: Instant) {
+        // A single loss may be due to a short task, or to the host of a virtual machine.
+        let is_next = self.until.is_some_and(|until| now < until + 2 * self.after_loss);
+        self.after_loss = if is_next { (2 * self.after_loss).min(LONGEST_PAUSE) } else { AFTER_LOSS };
+        self.until = Some(now + self.after_loss);
+    }
+}
 
 impl Spin {
     pub(crate) fn new(idle: Idle) -> Self {
@@ -65,11 +104,11 @@ impl Spin {
             latest: None,
             length: LONGEST,
             slept_at: None,
+            checked: None,
             packets: 0,
             preempted: preemptions(),
             wasted: 0,
-            pause_until: None,
-            pause: PAUSES[0],
+            pause: Pause { until: None, after_waste: AFTER_WASTE, after_loss: AFTER_LOSS },
         }
     }
 
@@ -85,10 +124,30 @@ impl Spin {
     #[cold]
     fn found(&mut self) {
         self.waits = false;
-        if self.until.take().is_some_and(|until| Instant::now() <= until) {
-            (self.wasted, self.pause) = (0, PAUSES[0]);
+        if let Some(until) = self.until.take() {
+            let now = Instant::now();
+            if now <= until {
+                (self.wasted, self.pause.after_waste) = (0, AFTER_WASTE);
+            } else {
+                self.pauses_after_loss(now, preemptions);
+            }
         }
         self.woke();
+    }
+
+    /// Begins a pause if another thread has had the processor for long since the last check of the phase. Returns whether one has.
+    fn pauses_after_loss(&mut self, now: Instant, preempted: impl FnOnce() -> i64) -> bool {
+        if self.checked.take().is_none_or(|checked| now < checked + LOST) {
+            return false;
+        }
+        let preempted = preempted();
+        if std::mem::replace(&mut self.preempted, preempted) == preempted {
+            // The program itself has used the time.
+            return false;
+        }
+        self.wasted = 0;
+        self.pause.begin_after_loss(now);
+        true
     }
 
     /// Counts a phase that found nothing. `preempted` is how often other threads took the processor until `now`.
@@ -100,8 +159,7 @@ impl Spin {
         self.wasted += 1;
         if self.wasted == WASTED {
             self.wasted = 0;
-            self.pause_until = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(PAUSES[1]);
+            self.pause.begin_after_waste(now);
         }
     }
 
@@ -127,12 +185,18 @@ impl Spin {
         let (now, packets) = (Instant::now(), moved_packets());
         let has_moved = std::mem::replace(&mut self.packets, packets) != packets;
         let Some(until) = self.until else {
-            if self.pause_until.is_some_and(|until| now < until) {
+            if self.pause.includes(now) {
                 return false;
             }
             (self.waits, self.until, self.latest) = (true, Some(now + self.length), None);
+            self.checked = Some(now);
             return true;
         };
+        if self.pauses_after_loss(now, preemptions) {
+            self.until = None;
+            return false;
+        }
+        self.checked = Some(now);
         if has_moved && now < *self.latest.get_or_insert(now + MOVING) {
             self.until = Some(now + self.length);
             return true;
@@ -194,16 +258,16 @@ mod tests {
     fn it_pauses_after_enough_wasted_phases_in_a_row_and_longer_each_time() {
         let mut spin = Spin::new(Idle::Adaptive);
         let mut now = waste(&mut spin, WASTED - 1, Instant::now());
-        assert_eq!(spin.pause_until, None);
+        assert_eq!(spin.pause.until, None);
         spin.wasted(spin.preempted, now);
         now = waste(&mut spin, WASTED - 1, now);
-        assert_eq!(spin.pause_until, None, "a phase without a preemption was between them");
+        assert_eq!(spin.pause.until, None, "a phase without a preemption was between them");
         spin.wasted(spin.preempted, now);
         for millis in [1, 2, 4, 8, 16, 32, 64, 64] {
             now = waste(&mut spin, WASTED, now);
-            assert_eq!(spin.pause_until, Some(now + Duration::from_millis(millis)));
+            assert_eq!(spin.pause.until, Some(now + Duration::from_millis(millis)));
             waste(&mut spin, 1, now);
-            assert_eq!(spin.pause_until, Some(now + Duration::from_millis(millis)), "the next pause needs as many");
+            assert_eq!(spin.pause.until, Some(now + Duration::from_millis(millis)), "the next pause needs as many");
             spin.wasted(spin.preempted, now);
         }
     }
@@ -220,10 +284,54 @@ mod tests {
                 Some(if is_in_time { Instant::now() + left } else { Instant::now() - Duration::from_micros(1) });
             spin.worked();
             assert_eq!(spin.until, None);
-            assert_eq!(spin.pause, if is_in_time { PAUSES[0] } else { 4 * PAUSES[0] });
-            let paused = spin.pause_until;
+            assert_eq!(spin.pause.after_waste, if is_in_time { AFTER_WASTE } else { 4 * AFTER_WASTE });
+            let paused = spin.pause.until;
             waste(&mut spin, 1, now);
-            assert_eq!(spin.pause_until == paused, is_in_time);
+            assert_eq!(spin.pause.until == paused, is_in_time);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it calls getrusage")]
+    fn a_phase_ends_with_a_pause_when_another_thread_has_had_the_processor_for_long() {
+        for has_found in [false, true] {
+            let mut spin = Spin::new(Idle::Adaptive);
+            assert!(spin.spins());
+            (spin.checked, spin.preempted) = (Some(Instant::now() - LOST), -1);
+            if has_found {
+                spin.until = spin.checked;
+                spin.worked();
+            } else {
+                assert!(!spin.spins());
+            }
+            assert!(spin.pause.until.is_some() && spin.until.is_none());
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it calls getrusage")]
+    fn a_phase_goes_on_when_the_program_has_computed_or_the_preemption_was_short() {
+        let mut spin = Spin::new(Idle::Adaptive);
+        let (now, preempted) = (Instant::now(), spin.preempted);
+        spin.checked = Some(now);
+        assert!(!spin.pauses_after_loss(now + LOST, || preempted));
+        spin.checked = Some(now);
+        assert!(!spin.pauses_after_loss(now + LOST - Duration::from_nanos(1), || preempted + 1));
+        assert_eq!(spin.pause.until, None);
+    }
+
+    #[test]
+    fn pauses_become_longer_while_losses_follow_each_other() {
+        let mut pause = Pause { until: None, after_waste: AFTER_WASTE, after_loss: AFTER_LOSS };
+        let mut now = Instant::now();
+        for millis in [4, 8, 16, 32, 64, 64, 4, 8] {
+            if millis == 4 {
+                now += 2 * LONGEST_PAUSE;
+            }
+            pause.begin_after_loss(now);
+            let length = Duration::from_millis(millis);
+            assert!(pause.includes(now + length - Duration::from_nanos(1)) && !pause.includes(now + length));
+            now += length;
         }
     }
 

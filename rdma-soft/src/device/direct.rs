@@ -4,9 +4,9 @@
 //! events follow each other closely, the two wake-ups take longer than all the rest. So the completion channel of such a program
 //! becomes *direct*: packets wake the thread that waits for the channel, and that thread takes them in `ibv_get_cq_event(3)`.
 //!
-//! Meanwhile the server thread serves timers and multicast groups, and scans for packets each
-//! [`ACK_DELAY`](super::ack_delay::ACK_DELAY). So a packet waits at most that long if the program is busy. The server ends the
-//! direct mode when the program stops waiting so often.
+//! Meanwhile the server thread serves timers and multicast groups, and scans for packets: each [`ACK_DELAY`] while the program
+//! leaves packets, since it may be busy, and up to four times as rarely while it takes them. So a packet waits at most that long.
+//! The server ends the direct mode when the program stops waiting so often.
 //!
 //! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
 //! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its
@@ -15,12 +15,18 @@
 //! While a channel is direct, peers on this host send a byte with each packet, since no thread calls [`Core::disarm_wakeups`] after
 //! [`Core::arm_wakeups`]. The byte keeps the socket readable.
 
+mod frequency;
+
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+pub(super) use frequency::Frequency;
+use frequency::{DELAYED_INTERVAL, FREQUENT_INTERVAL, NO_CHANNEL};
+
+use super::ack_delay::ACK_DELAY;
 use super::blocking_wait;
 use super::cancel::Cancel;
 use super::channel::{ChannelFds, Pending, take, take_now};
@@ -29,12 +35,6 @@ use super::epoll::Epoll;
 use super::lock::Device;
 use crate::net::Readable;
 use crate::transport::Time;
-
-/// Events that follow each other within this time are frequent.
-const FREQUENT_INTERVAL: Duration = Duration::from_millis(1);
-
-/// Frequent events in a row after which a channel becomes direct.
-const FREQUENT: u32 = 4;
 
 /// Longest single wait with signals blocked.
 const WAIT_SLICE: Duration = Duration::from_millis(10);
@@ -45,55 +45,12 @@ const REVIEW_SCANS: u32 = 64;
 /// How long no channel becomes direct after the program was too busy, or after an attempt has failed.
 const BACKOFF: Duration = Duration::from_millis(64);
 
+/// Longest time between two scans of the server. A scan takes the processor from the program, and on a busy host, another thread
+/// may get it next.
+const LONGEST_SCAN_INTERVAL: Duration = Duration::from_nanos(4 * ACK_DELAY.as_nanos() as u64);
+
 /// Scans in one call, after which the server takes the remaining packets.
 const ROUNDS: usize = 8;
-
-/// Stands for no channel.
-const NO_CHANNEL: u32 = u32::MAX;
-
-/// How often a program waits for events, and which channel is direct. Readable without the device locked.
-#[derive(Debug)]
-pub(super) struct Frequency {
-    direct: AtomicU32,
-    /// Channel of the last event, and the time when the event was taken.
-    channel: AtomicU32,
-    taken_at: AtomicU64,
-    /// Frequent events in a row.
-    count: AtomicU32,
-    /// Calls that asked for an event, approximately. A program that waits increases it.
-    calls: AtomicU32,
-}
-
-impl Frequency {
-    pub(super) const fn new() -> Frequency {
-        Frequency {
-            direct: AtomicU32::new(NO_CHANNEL),
-            channel: AtomicU32::new(NO_CHANNEL),
-            taken_at: AtomicU64::new(0),
-            count: AtomicU32::new(0),
-            calls: AtomicU32::new(0),
-        }
-    }
-
-    /// Records an event. Returns whether its channel may become direct.
-    fn record(&self, channel: u32, now: Time) -> bool {
-        let is_same = self.channel.swap(channel, Ordering::Relaxed) == channel;
-        let last = Time(self.taken_at.swap(now.0, Ordering::Relaxed));
-        let count = if is_same && now < last + FREQUENT_INTERVAL {
-            self.count.load(Ordering::Relaxed).saturating_add(1)
-        } else {
-            0
-        };
-        self.count.store(count, Ordering::Relaxed);
-        count >= FREQUENT
-    }
-
-    /// Whether the last event was of `channel`, and less than [`FREQUENT_INTERVAL`] ago.
-    fn is_frequent(&self, channel: u32, now: Time) -> bool {
-        self.channel.load(Ordering::Relaxed) == channel
-            && now < Time(self.taken_at.load(Ordering::Relaxed)) + FREQUENT_INTERVAL
-    }
-}
 
 /// The direct channel, if there is one.
 #[derive(Debug)]
@@ -113,6 +70,8 @@ struct Current {
     /// Descriptor of the channel, if packets make it readable. `None` if the descriptor is blocking: a program that finds it
     /// readable would block in `ibv_get_cq_event(3)`.
     readable: Option<Arc<Epoll>>,
+    /// Time until the next scan of the server.
+    scan_interval: Duration,
     /// Scans of the server, and those that found packets although no thread had polled or asked for an event since the previous
     /// scan.
     scans: u32,
@@ -155,7 +114,15 @@ impl Core {
         if let (Some(epoll), Some(sockets)) = (&readable, &self.direct.sockets) {
             epoll.add(sockets.fd(), 0)?;
         }
-        self.direct.current = Some(Current { channel: number, readable, scans: 0, missed: 0, calls: 0, polls: 0 });
+        self.direct.current = Some(Current {
+            channel: number,
+            readable,
+            scan_interval: ACK_DELAY,
+            scans: 0,
+            missed: 0,
+            calls: 0,
+            polls: 0,
+        });
         Ok(true)
     }
 
@@ -174,29 +141,34 @@ impl Core {
 }
 
 impl Device {
-    /// Whether a channel is direct. Ends the direct mode if it does not pay any more.
+    /// Returns the time until the next scan if a channel is direct. Ends the direct mode if it does not pay any more.
     ///
     /// The server calls it after a scan of all sources, with the device locked. `has_found` says whether that scan found packets.
-    pub(super) fn review_direct(&self, core: &mut Core, has_found: bool, now: Time) -> bool {
-        let Some(current) = &mut core.direct.current else { return false };
+    pub(super) fn review_direct(&self, core: &mut Core, has_found: bool, now: Time) -> Option<Duration> {
+        let current = core.direct.current.as_mut()?;
         current.scans += 1;
         let calls = self.frequency.calls.load(Ordering::Relaxed);
         let polls = self.polls();
-        current.missed += u32::from(has_found && calls == current.calls && polls == current.polls);
+        let has_missed = has_found && calls == current.calls && polls == current.polls;
+        current.missed += u32::from(has_missed);
+        let scan_interval = if has_missed { ACK_DELAY } else { (2 * current.scan_interval).min(LONGEST_SCAN_INTERVAL) };
+        current.scan_interval = scan_interval;
         (current.calls, current.polls) = (calls, polls);
         let channel = current.channel;
+        // The program has left packets, so it was woken and does not run.
+        let interval = if current.missed == 0 { FREQUENT_INTERVAL } else { DELAYED_INTERVAL };
         let is_busy = current.scans == REVIEW_SCANS && current.missed > REVIEW_SCANS / 2;
         if current.scans == REVIEW_SCANS {
             (current.scans, current.missed) = (0, 0);
         }
-        if !is_busy && self.frequency.is_frequent(channel, now) {
-            return true;
+        if !is_busy && self.frequency.is_within(interval, channel, now) {
+            return Some(scan_interval);
         }
         if is_busy {
             core.direct.from = now + BACKOFF;
         }
         self.end_locked(core);
-        false
+        None
     }
 
     /// Ends the direct mode of the channel that has it.
@@ -474,13 +446,42 @@ mod tests {
         set_nonblocking(fds, true);
         become_direct(&device, channel, fds);
         let taken_at = || Time(device.frequency.taken_at.load(Ordering::Relaxed));
-        assert!(device.review_direct(&mut device.lock(), false, taken_at()));
-        assert!(!device.review_direct(&mut device.lock(), false, taken_at() + FREQUENT_INTERVAL));
+        assert!(device.review_direct(&mut device.lock(), false, taken_at()).is_some());
+        assert_eq!(device.review_direct(&mut device.lock(), false, taken_at() + FREQUENT_INTERVAL), None);
         become_direct(&device, channel, fds);
         let (other, others) = channel_of(&device);
         raise(&device, other);
         take_event(&device, other, others);
-        assert!(!device.review_direct(&mut device.lock(), false, taken_at()));
+        assert_eq!(device.review_direct(&mut device.lock(), false, taken_at()), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_program_that_waits_for_a_processor_has_more_time_to_take_its_next_event() {
+        let (device, channel, fds) = device();
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
+        let taken_at = Time(device.frequency.taken_at.load(Ordering::Relaxed));
+        assert!(
+            device.review_direct(&mut device.lock(), false, taken_at).is_some(),
+            "the first review only reads the counters"
+        );
+        assert!(device.review_direct(&mut device.lock(), true, taken_at + FREQUENT_INTERVAL).is_some());
+        assert_eq!(device.review_direct(&mut device.lock(), false, taken_at + DELAYED_INTERVAL), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn the_server_scans_more_rarely_until_the_program_leaves_packets() {
+        let (device, channel, fds) = device();
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
+        let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
+        let intervals = [false, false, false, true, false].map(|has_found| {
+            let interval = device.review_direct(&mut device.lock(), has_found, now).unwrap();
+            (interval.as_nanos() / ACK_DELAY.as_nanos()) as u32
+        });
+        assert_eq!(intervals, [2, 4, 4, 1, 2]);
     }
 
     #[test]
@@ -491,9 +492,9 @@ mod tests {
         become_direct(&device, channel, fds);
         let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
         for _ in 1..REVIEW_SCANS {
-            assert!(device.review_direct(&mut device.lock(), true, now));
+            assert!(device.review_direct(&mut device.lock(), true, now).is_some());
         }
-        assert!(!device.review_direct(&mut device.lock(), true, now));
+        assert_eq!(device.review_direct(&mut device.lock(), true, now), None);
         assert_eq!(device.lock().direct.from, now + BACKOFF);
         device.begin_direct(channel, now);
         assert!(!device.lock().direct.is_some());
@@ -510,7 +511,7 @@ mod tests {
         let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
         for _ in 0..2 * REVIEW_SCANS {
             device.poll();
-            assert!(device.review_direct(&mut device.lock(), true, now));
+            assert!(device.review_direct(&mut device.lock(), true, now).is_some());
         }
     }
 

@@ -39,7 +39,7 @@ pub fn packets_of_thread() -> u32 {
 pub(super) struct Polling {
     /// Polls, approximately. The server stays idle while the program polls all the time.
     count: AtomicU32,
-    /// Empty polls since the last packet, approximately.
+    /// Empty polls since the last packet or wait, approximately.
     idle: AtomicU32,
 }
 
@@ -84,6 +84,9 @@ impl Device {
 
     /// The program has armed a completion queue, and is about to wait for its event.
     pub(crate) fn begin_wait(&self) {
+        // A program that sleeps often must not yield in between: other threads would have the processor for milliseconds, while
+        // the kernel soon lets a thread run that it has just woken.
+        self.polling.idle.store(0, Ordering::Relaxed);
         self.server.begin_wait(self.polls());
     }
 
@@ -116,5 +119,22 @@ impl Device {
 
     pub(crate) fn polls(&self) -> u32 {
         self.polling.count.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_program_that_sleeps_between_its_polls_does_not_yield() {
+        // This device has no server thread.
+        let device = Device::new().unwrap();
+        for _ in 0..IDLE_POLLS {
+            (0..IDLE_POLLS - 1).for_each(|_| device.poll());
+            assert_eq!(device.polling.idle.load(Ordering::Relaxed), IDLE_POLLS - 1);
+            device.begin_wait();
+        }
     }
 }

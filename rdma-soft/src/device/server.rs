@@ -8,7 +8,6 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::ack_delay::ACK_DELAY;
 use super::core::{Core, Sources};
 use super::lock::Device;
 use super::observe;
@@ -319,7 +318,7 @@ pub(super) fn serve(device: &Device) {
     let mut wait_set = WaitSet::new();
     let mut nap = NAPS.1;
     let mut is_first = true;
-    let mut is_direct = false;
+    let mut scan_interval = None;
     let mut watch_at = Time(0);
     loop {
         #[cfg(miri)]
@@ -335,14 +334,14 @@ pub(super) fn serve(device: &Device) {
         let now = device.now();
         // A timer expires only after all sources were scanned.
         let is_due = core.wake_at().is_some_and(|at| at <= now);
-        let is_known = std::mem::take(&mut is_first) && !is_polled && !is_due && !is_direct;
+        let is_known = std::mem::take(&mut is_first) && !is_polled && !is_due && scan_interval.is_none();
         if wait_set.has_host_event() {
             core.handle_host_events(now);
         }
         let sources = if is_known { wait_set.sources() } else { Sources::All };
         let completion_events = core.state.shared.events.completion_events();
         let has_found = core.progress_from(now, sources);
-        is_direct = device.review_direct(&mut core, has_found, now);
+        scan_interval = device.review_direct(&mut core, has_found, now);
         if has_found {
             // A program that gets an event sleeps, so its peer needs no naps.
             nap = if core.state.shared.events.completion_events() == completion_events { NAPS.0 } else { NAPS.1 };
@@ -364,8 +363,8 @@ pub(super) fn serve(device: &Device) {
             deadline = deadline.into_iter().chain([now + nap]).min();
             nap *= 2;
         }
-        if is_direct {
-            deadline = deadline.into_iter().chain([now + ACK_DELAY]).min();
+        if let Some(interval) = scan_interval {
+            deadline = deadline.into_iter().chain([now + interval]).min();
         }
         // The next thread that locks the device compares with this deadline, even if this thread is not asleep yet.
         wake.waits_until(deadline);
