@@ -12,7 +12,7 @@ pub enum Idle {
     /// ends after a millisecond without a completion.
     ///
     /// It spins only as long as that has recently paid off. It pauses while other threads keep taking its processor, or when one
-    /// has taken it for long.
+    /// has taken it for long: until the pause is over, it sleeps at once.
     #[default]
     Adaptive,
     /// Sleeps at once.
@@ -38,7 +38,8 @@ pub(crate) struct Spin {
     checked: Option<Instant>,
     /// [`moved_packets`] at the last check.
     packets: u32,
-    preempted: i64,
+    /// At the last sleep, at the last wasted phase, or at the beginning of a phase some time ago.
+    usage: Usage,
     /// Phases in a row that found nothing, each with a preemption since the one before or the last sleep.
     wasted: u32,
     pause: Pause,
@@ -53,6 +54,16 @@ struct Pause {
     after_waste: Duration,
     /// Length of the last one after a [loss](LOST). Doubles if the next loss follows soon.
     after_loss: Duration,
+    lost_at: Option<Instant>,
+}
+
+/// How much this thread has used the processor: getrusage(2).
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    at: Instant,
+    /// How often other threads took the processor from it, also after sched_yield(2): `ru_nivcsw`.
+    preempted: i64,
+    ran: Duration,
 }
 
 /// Longest phase: about what a sleep costs, with the wake-up.
@@ -65,10 +76,13 @@ const MOVING: Duration = Duration::from_millis(1);
 /// Wasted phases in a row before a pause. A few may be due to timers and other short work, which leave time to spin.
 const WASTED: u32 = 8;
 
-/// Shortest time without the processor that shows that another thread computes. Such a thread has the processor for some
+/// Shortest time without the processor that shows that another thread computes, a *loss*. Such a thread has the processor for some
 /// milliseconds at a time. A driver that sleeps gets the processor back sooner than one that spins: the kernel prefers threads that
 /// it has just woken.
 const LOST: Duration = Duration::from_micros(500);
+
+/// Age from which a [`Usage`] is replaced. It costs a system call.
+const USAGE_AGE: Duration = Duration::from_millis(1);
 
 /// First pause after wasted phases, and after a loss.
 const AFTER_WASTE: Duration = Duration::from_millis(1);
@@ -76,6 +90,12 @@ const AFTER_LOSS: Duration = Duration::from_millis(4);
 
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+impl Default for Pause {
+    fn default() -> Self {
+        Pause { until: None, after_waste: AFTER_WASTE, after_loss: AFTER_LOSS, lost_at: None }
+    }
+}
 
 impl Pause {
     fn includes(&self, now: Instant) -> bool {
@@ -88,10 +108,10 @@ impl Pause {
     }
 
     fn begin_after_loss(&mut self, now: Instant) {
-        // A single loss may be due to a short task, or to the host of a virtual machine.
-        let is_next = self.until.is_some_and(|until| now < until + 2 * self.after_loss);
+        // A single loss may be due to a short task.
+        let is_next = self.lost_at.is_some_and(|lost_at| now < lost_at + 3 * self.after_loss);
         self.after_loss = if is_next { (2 * self.after_loss).min(LONGEST_PAUSE) } else { AFTER_LOSS };
-        self.until = Some(now + self.after_loss);
+        (self.lost_at, self.until) = (Some(now), Some(now + self.after_loss));
     }
 }
 
@@ -106,9 +126,9 @@ impl Spin {
             slept_at: None,
             checked: None,
             packets: 0,
-            preempted: preemptions(),
+            usage: Usage::of_thread(Instant::now()),
             wasted: 0,
-            pause: Pause { until: None, after_waste: AFTER_WASTE, after_loss: AFTER_LOSS },
+            pause: Pause::default(),
         }
     }
 
@@ -129,37 +149,37 @@ impl Spin {
             if now <= until {
                 (self.wasted, self.pause.after_waste) = (0, AFTER_WASTE);
             } else {
-                self.pauses_after_loss(now, preemptions);
+                self.begin_pause_after_loss(now, Usage::of_thread);
             }
         }
         self.woke();
     }
 
     /// Begins a pause if another thread has had the processor for long since the last check of the phase. Returns whether one has.
-    fn pauses_after_loss(&mut self, now: Instant, preempted: impl FnOnce() -> i64) -> bool {
+    fn begin_pause_after_loss(&mut self, now: Instant, usage: impl FnOnce(Instant) -> Usage) -> bool {
         if self.checked.take().is_none_or(|checked| now < checked + LOST) {
             return false;
         }
-        let preempted = preempted();
-        if std::mem::replace(&mut self.preempted, preempted) == preempted {
-            // The program itself has used the time.
-            return false;
+        let before = std::mem::replace(&mut self.usage, usage(now));
+        let has_lost = self.usage.has_lost(before);
+        if has_lost {
+            self.wasted = 0;
+            self.pause.begin_after_loss(now);
         }
-        self.wasted = 0;
-        self.pause.begin_after_loss(now);
-        true
+        has_lost
     }
 
-    /// Counts a phase that found nothing. `preempted` is how often other threads took the processor until `now`.
-    fn wasted(&mut self, preempted: i64, now: Instant) {
-        if std::mem::replace(&mut self.preempted, preempted) == preempted {
+    /// Counts a phase that found nothing. `usage` is that of now.
+    fn wasted(&mut self, usage: Usage) {
+        let before = std::mem::replace(&mut self.usage, usage);
+        if before.preempted == usage.preempted {
             self.wasted = 0;
             return;
         }
         self.wasted += 1;
         if self.wasted == WASTED {
             self.wasted = 0;
-            self.pause.begin_after_waste(now);
+            self.pause.begin_after_waste(usage.at);
         }
     }
 
@@ -167,8 +187,9 @@ impl Spin {
     fn woke(&mut self) {
         let Some(slept_at) = self.slept_at.take() else { return };
         // Preemptions before the sleep say nothing about the next phase.
-        self.preempted = preemptions();
-        if slept_at.elapsed() < LONGEST * 2 {
+        let now = Instant::now();
+        self.usage = Usage::of_thread(now);
+        if now < slept_at + LONGEST * 2 {
             self.length = LONGEST;
         } else {
             self.length = (self.length / 2).max(SHORTEST);
@@ -190,9 +211,12 @@ impl Spin {
             }
             (self.waits, self.until, self.latest) = (true, Some(now + self.length), None);
             self.checked = Some(now);
+            if now >= self.usage.at + USAGE_AGE {
+                self.usage = Usage::of_thread(now);
+            }
             return true;
         };
-        if self.pauses_after_loss(now, preemptions) {
+        if self.begin_pause_after_loss(now, Usage::of_thread) {
             self.until = None;
             return false;
         }
@@ -207,7 +231,7 @@ impl Spin {
         self.until = None;
         // A phase that has moved packets was of use to the peer.
         if self.latest.is_none_or(|latest| latest <= now) {
-            self.wasted(preemptions(), now);
+            self.wasted(Usage::of_thread(now));
         }
         false
     }
@@ -230,13 +254,25 @@ pub(super) fn moved_packets() -> u32 {
     0
 }
 
-/// How often other threads took the processor from this thread, also after sched_yield(2): getrusage(2), `ru_nivcsw`.
-fn preemptions() -> i64 {
-    // SAFETY: an all-zero `rusage` is valid, and `getrusage` only writes to it.
-    unsafe {
-        let mut usage = std::mem::zeroed::<libc::rusage>();
-        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
-        usage.ru_nivcsw
+impl Usage {
+    fn of_thread(at: Instant) -> Self {
+        // SAFETY: an all-zero `rusage` is valid, and `getrusage` only writes to it.
+        let usage = unsafe {
+            let mut usage = std::mem::zeroed::<libc::rusage>();
+            libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+            usage
+        };
+        let ran = [usage.ru_utime, usage.ru_stime].map(|time| {
+            Duration::from_secs(time.tv_sec.unsigned_abs()) + Duration::from_micros(time.tv_usec.unsigned_abs())
+        });
+        Usage { at, preempted: usage.ru_nivcsw, ran: ran[0] + ran[1] }
+    }
+
+    /// Whether other threads have had the processor for [`LOST`] since `before`.
+    fn has_lost(&self, before: Usage) -> bool {
+        // The driver may have moved to a thread that has run less.
+        let ran = self.ran.checked_sub(before.ran);
+        self.preempted != before.preempted && ran.is_some_and(|ran| self.at >= before.at + ran + LOST)
     }
 }
 
@@ -248,7 +284,7 @@ mod tests {
     fn waste(spin: &mut Spin, phases: u32, mut now: Instant) -> Instant {
         for _ in 0..phases {
             now += LONGEST;
-            spin.wasted(spin.preempted + 1, now);
+            spin.wasted(Usage { at: now, preempted: spin.usage.preempted + 1, ..spin.usage });
         }
         now
     }
@@ -259,16 +295,16 @@ mod tests {
         let mut spin = Spin::new(Idle::Adaptive);
         let mut now = waste(&mut spin, WASTED - 1, Instant::now());
         assert_eq!(spin.pause.until, None);
-        spin.wasted(spin.preempted, now);
+        spin.wasted(spin.usage);
         now = waste(&mut spin, WASTED - 1, now);
         assert_eq!(spin.pause.until, None, "a phase without a preemption was between them");
-        spin.wasted(spin.preempted, now);
+        spin.wasted(spin.usage);
         for millis in [1, 2, 4, 8, 16, 32, 64, 64] {
             now = waste(&mut spin, WASTED, now);
             assert_eq!(spin.pause.until, Some(now + Duration::from_millis(millis)));
             waste(&mut spin, 1, now);
             assert_eq!(spin.pause.until, Some(now + Duration::from_millis(millis)), "the next pause needs as many");
-            spin.wasted(spin.preempted, now);
+            spin.wasted(spin.usage);
         }
     }
 
@@ -297,7 +333,8 @@ mod tests {
         for has_found in [false, true] {
             let mut spin = Spin::new(Idle::Adaptive);
             assert!(spin.spins());
-            (spin.checked, spin.preempted) = (Some(Instant::now() - LOST), -1);
+            spin.checked = Some(Instant::now() - LOST);
+            spin.usage = Usage { at: spin.usage.at - Duration::from_secs(1), preempted: -1, ..spin.usage };
             if has_found {
                 spin.until = spin.checked;
                 spin.worked();
@@ -310,20 +347,41 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it calls getrusage")]
-    fn a_phase_goes_on_when_the_program_has_computed_or_the_preemption_was_short() {
+    fn only_long_preemptions_since_the_last_check_end_a_phase() {
         let mut spin = Spin::new(Idle::Adaptive);
-        let (now, preempted) = (Instant::now(), spin.preempted);
-        spin.checked = Some(now);
-        assert!(!spin.pauses_after_loss(now + LOST, || preempted));
-        spin.checked = Some(now);
-        assert!(!spin.pauses_after_loss(now + LOST - Duration::from_nanos(1), || preempted + 1));
-        assert_eq!(spin.pause.until, None);
+        let (now, before) = (Instant::now(), Usage { ran: Duration::from_secs(1), ..spin.usage });
+        let at = now + 2 * LOST;
+        let usage = |preempted, ran| Usage {
+            at: before.at + LOST,
+            preempted: before.preempted + preempted,
+            ran: before.ran + ran,
+        };
+        for (checked, used, expected) in [
+            (now, usage(1, Duration::ZERO), true),
+            (at, usage(1, Duration::ZERO), false),  // there was a check just before
+            (now, usage(0, Duration::ZERO), false), // it has slept
+            (now, usage(1, Duration::from_nanos(1)), false), // it was preempted for a shorter time
+            (now, Usage { ran: Duration::ZERO, ..usage(1, Duration::ZERO) }, false), // it has moved to another thread
+        ] {
+            (spin.checked, spin.usage, spin.pause) = (Some(checked), before, Pause::default());
+            assert_eq!(spin.begin_pause_after_loss(at, |_| used), expected, "{used:?}");
+            assert_eq!(spin.pause.until.is_some(), expected);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it calls getrusage")]
+    fn preemptions_long_before_a_phase_do_not_count() {
+        let mut spin = Spin::new(Idle::Adaptive);
+        spin.usage = Usage { at: spin.usage.at - USAGE_AGE, preempted: -1, ..spin.usage };
+        assert!(spin.spins() && spin.usage.preempted >= 0);
     }
 
     #[test]
     fn pauses_become_longer_while_losses_follow_each_other() {
-        let mut pause = Pause { until: None, after_waste: AFTER_WASTE, after_loss: AFTER_LOSS };
+        let mut pause = Pause::default();
         let mut now = Instant::now();
+        pause.begin_after_waste(now);
         for millis in [4, 8, 16, 32, 64, 64, 4, 8] {
             if millis == 4 {
                 now += 2 * LONGEST_PAUSE;
@@ -353,9 +411,9 @@ mod tests {
     #[cfg_attr(miri, ignore = "it calls getrusage")]
     fn preemptions_before_a_sleep_do_not_count() {
         let mut spin = Spin::new(Idle::Adaptive);
-        spin.preempted = -1;
+        spin.usage.preempted = -1;
         spin.sleeps();
         spin.worked();
-        assert!(spin.preempted >= 0);
+        assert!(spin.usage.preempted >= 0);
     }
 }

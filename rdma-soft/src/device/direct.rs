@@ -4,9 +4,9 @@
 //! events follow each other closely, the two wake-ups take longer than all the rest. So the completion channel of such a program
 //! becomes *direct*: packets wake the thread that waits for the channel, and that thread takes them in `ibv_get_cq_event(3)`.
 //!
-//! Meanwhile the server thread serves timers and multicast groups, and scans for packets: each [`ACK_DELAY`] while the program
-//! leaves packets, since it may be busy, and up to four times as rarely while it takes them. So a packet waits at most that long.
-//! The server ends the direct mode when the program stops waiting so often.
+//! Meanwhile the server thread serves timers and multicast groups, and scans for packets: every [`ACK_DELAY`] while it finds some,
+//! since the program may be busy. While it finds none, the interval doubles up to [`LONGEST_SCAN_INTERVAL`]. So a packet waits at
+//! most that long. The server ends the direct mode when the program stops waiting so often.
 //!
 //! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
 //! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its
@@ -47,7 +47,7 @@ const BACKOFF: Duration = Duration::from_millis(64);
 
 /// Longest time between two scans of the server. A scan takes the processor from the program, and on a busy host, another thread
 /// may get it next.
-const LONGEST_SCAN_INTERVAL: Duration = Duration::from_nanos(4 * ACK_DELAY.as_nanos() as u64);
+const LONGEST_SCAN_INTERVAL: Duration = ACK_DELAY.saturating_mul(4);
 
 /// Scans in one call, after which the server takes the remaining packets.
 const ROUNDS: usize = 8;
@@ -70,8 +70,10 @@ struct Current {
     /// Descriptor of the channel, if packets make it readable. `None` if the descriptor is blocking: a program that finds it
     /// readable would block in `ibv_get_cq_event(3)`.
     readable: Option<Arc<Epoll>>,
-    /// Time until the next scan of the server.
+    /// Interval of the server's scans.
     scan_interval: Duration,
+    /// The program has left packets and not run since. So it was woken, and waits for a processor or computes.
+    has_left: bool,
     /// Scans of the server, and those that found packets although no thread had polled or asked for an event since the previous
     /// scan.
     scans: u32,
@@ -118,6 +120,7 @@ impl Core {
             channel: number,
             readable,
             scan_interval: ACK_DELAY,
+            has_left: false,
             scans: 0,
             missed: 0,
             calls: 0,
@@ -149,19 +152,20 @@ impl Device {
         current.scans += 1;
         let calls = self.frequency.calls.load(Ordering::Relaxed);
         let polls = self.polls();
-        let has_missed = has_found && calls == current.calls && polls == current.polls;
-        current.missed += u32::from(has_missed);
-        let scan_interval = if has_missed { ACK_DELAY } else { (2 * current.scan_interval).min(LONGEST_SCAN_INTERVAL) };
-        current.scan_interval = scan_interval;
+        let has_run = calls != current.calls || polls != current.polls;
         (current.calls, current.polls) = (calls, polls);
+        let has_missed = has_found && !has_run;
+        current.missed += u32::from(has_missed);
+        current.has_left = has_missed || current.has_left && !has_run;
+        let scan_interval = if has_found { ACK_DELAY } else { (2 * current.scan_interval).min(LONGEST_SCAN_INTERVAL) };
+        current.scan_interval = scan_interval;
         let channel = current.channel;
-        // The program has left packets, so it was woken and does not run.
-        let interval = if current.missed == 0 { FREQUENT_INTERVAL } else { DELAYED_INTERVAL };
+        let interval = if current.has_left { DELAYED_INTERVAL } else { FREQUENT_INTERVAL };
         let is_busy = current.scans == REVIEW_SCANS && current.missed > REVIEW_SCANS / 2;
         if current.scans == REVIEW_SCANS {
             (current.scans, current.missed) = (0, 0);
         }
-        if !is_busy && self.frequency.is_within(interval, channel, now) {
+        if !is_busy && self.frequency.was_taken_within(channel, interval, now) {
             return Some(scan_interval);
         }
         if is_busy {
@@ -290,7 +294,11 @@ impl Device {
                     *(if ready % 2 == 0 { &mut link.udp } else { &mut link.shm }) = true;
                 }
             }
-            let has_found = core.progress_from(self.now(), Sources::Readable(&readable));
+            let now = self.now();
+            // A delayed ACK must not wake the server.
+            let may_delay = self.server.wakes_before(now + ACK_DELAY);
+            let has_found = core.receive(now, Sources::Readable(&readable));
+            core.send_now(now, may_delay);
             // A socket may hold more packets than one scan takes.
             let is_by_udp = has_found && readable.iter().any(|link| link.udp);
             core.direct.readable = readable;
@@ -467,21 +475,34 @@ mod tests {
             "the first review only reads the counters"
         );
         assert!(device.review_direct(&mut device.lock(), true, taken_at + FREQUENT_INTERVAL).is_some());
+        assert!(device.review_direct(&mut device.lock(), false, taken_at + FREQUENT_INTERVAL).is_some());
         assert_eq!(device.review_direct(&mut device.lock(), false, taken_at + DELAYED_INTERVAL), None);
+        become_direct(&device, channel, fds);
+        let taken_at = Time(device.frequency.taken_at.load(Ordering::Relaxed));
+        _ = device.review_direct(&mut device.lock(), false, taken_at);
+        _ = device.review_direct(&mut device.lock(), true, taken_at);
+        device.poll();
+        assert_eq!(
+            device.review_direct(&mut device.lock(), false, taken_at + FREQUENT_INTERVAL),
+            None,
+            "it has run since"
+        );
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn the_server_scans_more_rarely_until_the_program_leaves_packets() {
+    fn the_server_scans_more_rarely_until_it_finds_packets() {
         let (device, channel, fds) = device();
         set_nonblocking(fds, true);
         become_direct(&device, channel, fds);
         let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
-        let intervals = [false, false, false, true, false].map(|has_found| {
+        let intervals = [false, false, false, true, true, false].map(|has_found| {
+            // It runs before each scan.
+            device.poll();
             let interval = device.review_direct(&mut device.lock(), has_found, now).unwrap();
             (interval.as_nanos() / ACK_DELAY.as_nanos()) as u32
         });
-        assert_eq!(intervals, [2, 4, 4, 1, 2]);
+        assert_eq!(intervals, [2, 4, 4, 1, 1, 2]);
     }
 
     #[test]

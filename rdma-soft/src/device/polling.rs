@@ -13,10 +13,10 @@ use super::lock::Device;
 /// Fewer packets do not count: programs that wait for memory to change send one packet and do not poll.
 pub(super) const PACKETS: u32 = 4;
 
-/// Empty polls, about 10 µs of them, after which peers on this host are woken to answer.
+/// Empty polls since the last packet, about 10 µs of them, after which peers on this host are woken to answer.
 const UNANSWERED_POLLS: u32 = 128;
 
-/// Empty polls after which the thread yields the processor.
+/// Empty polls since the last packet or wait after which the thread yields the processor.
 const IDLE_POLLS: u32 = 32;
 
 thread_local! {
@@ -39,6 +39,8 @@ pub fn packets_of_thread() -> u32 {
 pub(super) struct Polling {
     /// Polls, approximately. The server stays idle while the program polls all the time.
     count: AtomicU32,
+    /// Empty polls since the last packet, approximately.
+    unanswered: AtomicU32,
     /// Empty polls since the last packet or wait, approximately.
     idle: AtomicU32,
 }
@@ -69,23 +71,28 @@ impl Device {
             self.count_packets(&core, before);
             any
         });
+        let Polling { unanswered, idle, .. } = &self.polling;
         if has_received {
-            self.polling.idle.store(0, Ordering::Relaxed);
+            unanswered.store(0, Ordering::Relaxed);
+            idle.store(0, Ordering::Relaxed);
             return;
         }
-        let idle = self.polling.idle.load(Ordering::Relaxed).wrapping_add(1);
-        self.polling.idle.store(idle, Ordering::Relaxed);
-        if idle == UNANSWERED_POLLS {
+        let count = |polls: &AtomicU32| {
+            let count = polls.load(Ordering::Relaxed).wrapping_add(1);
+            polls.store(count, Ordering::Relaxed);
+            count
+        };
+        if count(unanswered) == UNANSWERED_POLLS {
             self.kick();
         }
         // The peer may be waiting for this processor.
-        if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        if count(idle) % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
     /// The program has armed a completion queue, and is about to wait for its event.
     pub(crate) fn begin_wait(&self) {
-        // A program that sleeps often must not yield in between: other threads would have the processor for milliseconds, while
-        // the kernel soon lets a thread run that it has just woken.
+        // A program that sleeps often must not yield in between. After a yield, another thread may have the processor for
+        // milliseconds. After a sleep, the kernel lets the program run soon. A program that arms and does not sleep never yields.
         self.polling.idle.store(0, Ordering::Relaxed);
         self.server.begin_wait(self.polls());
     }
@@ -131,7 +138,7 @@ mod tests {
     fn a_program_that_sleeps_between_its_polls_does_not_yield() {
         // This device has no server thread.
         let device = Device::new().unwrap();
-        for _ in 0..IDLE_POLLS {
+        for _ in 0..2 {
             (0..IDLE_POLLS - 1).for_each(|_| device.poll());
             assert_eq!(device.polling.idle.load(Ordering::Relaxed), IDLE_POLLS - 1);
             device.begin_wait();

@@ -8,7 +8,7 @@ use crate::transport::Time;
 /// Events that follow each other within this time are frequent.
 pub(super) const FREQUENT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The same for a program that was woken and waits for a processor, which may take some milliseconds.
+/// Longest time between the events of a program that was woken and waits for a processor.
 pub(super) const DELAYED_INTERVAL: Duration = Duration::from_millis(16);
 
 /// Frequent events in a row after which a channel becomes direct.
@@ -55,7 +55,7 @@ impl Frequency {
     }
 
     /// Whether the last event was of `channel`, and less than `interval` ago.
-    pub(super) fn is_within(&self, interval: Duration, channel: u32, now: Time) -> bool {
+    pub(super) fn was_taken_within(&self, channel: u32, interval: Duration, now: Time) -> bool {
         self.channel.load(Ordering::Relaxed) == channel && now < Time(self.taken_at.load(Ordering::Relaxed)) + interval
     }
 }
