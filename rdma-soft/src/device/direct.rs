@@ -5,8 +5,9 @@
 //! becomes *direct*: packets wake the thread that waits for the channel, and that thread takes them in `ibv_get_cq_event(3)`.
 //!
 //! Meanwhile the server thread serves timers and multicast groups, and scans for packets: every [`ACK_DELAY`] while it finds some,
-//! since the program may be busy. While it finds none, the interval doubles up to [`LONGEST_SCAN_INTERVAL`]. So a packet waits at
-//! most that long. The server ends the direct mode when the program stops waiting so often.
+//! since the program may be busy. While it finds none, the interval doubles up to
+//! [`LONGEST_SCAN_INTERVAL`](review::LONGEST_SCAN_INTERVAL). So a packet waits at most that long. The server ends the direct mode
+//! when the program stops waiting so often.
 //!
 //! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
 //! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its
@@ -16,6 +17,7 @@
 //! [`Core::arm_wakeups`]. The byte keeps the socket readable.
 
 mod frequency;
+mod review;
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -24,7 +26,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 pub(super) use frequency::Frequency;
-use frequency::{DELAYED_INTERVAL, FREQUENT_INTERVAL, NO_CHANNEL};
+use frequency::NO_CHANNEL;
+use review::Review;
 
 use super::ack_delay::ACK_DELAY;
 use super::blocking_wait;
@@ -39,15 +42,8 @@ use crate::transport::Time;
 /// Longest single wait with signals blocked.
 const WAIT_SLICE: Duration = Duration::from_millis(10);
 
-/// Scans of the server between two decisions. The program is too busy if more than half of them found packets that it had left.
-const REVIEW_SCANS: u32 = 64;
-
 /// How long no channel becomes direct after the program was too busy, or after an attempt has failed.
 const BACKOFF: Duration = Duration::from_millis(64);
-
-/// Longest time between two scans of the server. A scan takes the processor from the program, and on a busy host, another thread
-/// may get it next.
-const LONGEST_SCAN_INTERVAL: Duration = ACK_DELAY.saturating_mul(4);
 
 /// Scans in one call, after which the server takes the remaining packets.
 const ROUNDS: usize = 8;
@@ -70,17 +66,7 @@ struct Current {
     /// Descriptor of the channel, if packets make it readable. `None` if the descriptor is blocking: a program that finds it
     /// readable would block in `ibv_get_cq_event(3)`.
     readable: Option<Arc<Epoll>>,
-    /// Interval of the server's scans.
-    scan_interval: Duration,
-    /// The program has left packets and not run since. So it was woken, and waits for a processor or computes.
-    has_left: bool,
-    /// Scans of the server, and those that found packets although no thread had polled or asked for an event since the previous
-    /// scan.
-    scans: u32,
-    missed: u32,
-    /// [`Frequency::calls`] and [`Device::polls`] at the last scan.
-    calls: u32,
-    polls: u32,
+    review: Review,
 }
 
 impl Direct {
@@ -116,16 +102,7 @@ impl Core {
         if let (Some(epoll), Some(sockets)) = (&readable, &self.direct.sockets) {
             epoll.add(sockets.fd(), 0)?;
         }
-        self.direct.current = Some(Current {
-            channel: number,
-            readable,
-            scan_interval: ACK_DELAY,
-            has_left: false,
-            scans: 0,
-            missed: 0,
-            calls: 0,
-            polls: 0,
-        });
+        self.direct.current = Some(Current { channel: number, readable, review: Review::new() });
         Ok(true)
     }
 
@@ -149,22 +126,9 @@ impl Device {
     /// The server calls it after a scan of all sources, with the device locked. `has_found` says whether that scan found packets.
     pub(super) fn review_direct(&self, core: &mut Core, has_found: bool, now: Time) -> Option<Duration> {
         let current = core.direct.current.as_mut()?;
-        current.scans += 1;
-        let calls = self.frequency.calls.load(Ordering::Relaxed);
-        let polls = self.polls();
-        let has_run = calls != current.calls || polls != current.polls;
-        (current.calls, current.polls) = (calls, polls);
-        let has_missed = has_found && !has_run;
-        current.missed += u32::from(has_missed);
-        current.has_left = has_missed || current.has_left && !has_run;
-        let scan_interval = if has_found { ACK_DELAY } else { (2 * current.scan_interval).min(LONGEST_SCAN_INTERVAL) };
-        current.scan_interval = scan_interval;
-        let channel = current.channel;
-        let interval = if current.has_left { DELAYED_INTERVAL } else { FREQUENT_INTERVAL };
-        let is_busy = current.scans == REVIEW_SCANS && current.missed > REVIEW_SCANS / 2;
-        if current.scans == REVIEW_SCANS {
-            (current.scans, current.missed) = (0, 0);
-        }
+        let is_busy = current.review.record(has_found, self.frequency.calls.load(Ordering::Relaxed), self.polls());
+        let (channel, review) = (current.channel, &current.review);
+        let (interval, scan_interval) = (review.event_interval(), review.scan_interval());
         if !is_busy && self.frequency.was_taken_within(channel, interval, now) {
             return Some(scan_interval);
         }
@@ -324,6 +288,8 @@ impl Device {
 mod tests {
     #![allow(unsafe_code)]
 
+    use super::frequency::{DELAYED_INTERVAL, FREQUENT_INTERVAL};
+    use super::review::REVIEW_SCANS;
     use super::*;
     use crate::device::channel::Channel;
     use crate::device::link::Link;
@@ -487,22 +453,6 @@ mod tests {
             None,
             "it has run since"
         );
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn the_server_scans_more_rarely_until_it_finds_packets() {
-        let (device, channel, fds) = device();
-        set_nonblocking(fds, true);
-        become_direct(&device, channel, fds);
-        let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
-        let intervals = [false, false, false, true, true, false].map(|has_found| {
-            // It runs before each scan.
-            device.poll();
-            let interval = device.review_direct(&mut device.lock(), has_found, now).unwrap();
-            (interval.as_nanos() / ACK_DELAY.as_nanos()) as u32
-        });
-        assert_eq!(intervals, [2, 4, 4, 1, 1, 2]);
     }
 
     #[test]
