@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// What a driver does while there are no completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -38,7 +40,8 @@ pub(crate) struct Spin {
     checked: Option<Instant>,
     /// [`moved_packets`] at the last check.
     packets: u32,
-    /// At the last sleep, at the last wasted phase, or at the beginning of a phase some time ago.
+    /// The usage that later ones are compared with. It is replaced after a sleep, after a wasted phase and after a long time between
+    /// two checks. When a phase begins, it is at most as old as [`USAGE_AGE`].
     usage: Usage,
     /// Phases in a row that found nothing, each with a preemption since the one before or the last sleep.
     wasted: u32,
@@ -57,12 +60,13 @@ struct Pause {
     lost_at: Option<Instant>,
 }
 
-/// How much this thread has used the processor: getrusage(2).
+/// How much this thread has used the processor.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     at: Instant,
-    /// How often other threads took the processor from it, also after sched_yield(2): `ru_nivcsw`.
+    /// How often other threads took the processor from it, also after sched_yield(2): getrusage(2), `ru_nivcsw`.
     preempted: i64,
+    /// How long it had the processor: clock_gettime(2). The times of getrusage(2) lag by up to a timer tick.
     ran: Duration,
 }
 
@@ -155,7 +159,7 @@ impl Spin {
         self.woke();
     }
 
-    /// Begins a pause if another thread has had the processor for long since the last check of the phase. Returns whether one has.
+    /// Begins a pause if the last check of the phase is long ago, and this is a [loss](LOST). Returns whether it is.
     fn begin_pause_after_loss(&mut self, now: Instant, usage: impl FnOnce(Instant) -> Usage) -> bool {
         if self.checked.take().is_none_or(|checked| now < checked + LOST) {
             return false;
@@ -211,7 +215,8 @@ impl Spin {
             }
             (self.waits, self.until, self.latest) = (true, Some(now + self.length), None);
             self.checked = Some(now);
-            if now >= self.usage.at + USAGE_AGE {
+            // A sleep that ended without work is no loss.
+            if self.slept_at.is_some() || now >= self.usage.at + USAGE_AGE {
                 self.usage = Usage::of_thread(now);
             }
             return true;
@@ -256,16 +261,14 @@ pub(super) fn moved_packets() -> u32 {
 
 impl Usage {
     fn of_thread(at: Instant) -> Self {
+        let ran = clock_gettime(ClockId::ThreadCPUTime);
         // SAFETY: an all-zero `rusage` is valid, and `getrusage` only writes to it.
-        let usage = unsafe {
+        let preempted = unsafe {
             let mut usage = std::mem::zeroed::<libc::rusage>();
             libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
-            usage
+            usage.ru_nivcsw
         };
-        let ran = [usage.ru_utime, usage.ru_stime].map(|time| {
-            Duration::from_secs(time.tv_sec.unsigned_abs()) + Duration::from_micros(time.tv_usec.unsigned_abs())
-        });
-        Usage { at, preempted: usage.ru_nivcsw, ran: ran[0] + ran[1] }
+        Usage { at, preempted, ran: Duration::try_from(ran).unwrap_or_default() }
     }
 
     /// Whether other threads have had the processor for [`LOST`] since `before`.
@@ -371,10 +374,14 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it calls getrusage")]
-    fn preemptions_long_before_a_phase_do_not_count() {
-        let mut spin = Spin::new(Idle::Adaptive);
-        spin.usage = Usage { at: spin.usage.at - USAGE_AGE, preempted: -1, ..spin.usage };
-        assert!(spin.spins() && spin.usage.preempted >= 0);
+    fn preemptions_long_before_a_phase_or_before_a_sleep_do_not_count() {
+        for has_slept in [false, true] {
+            let mut spin = Spin::new(Idle::Adaptive);
+            let (age, since) = if has_slept { (Duration::ZERO, Some(spin.usage.at)) } else { (USAGE_AGE, None) };
+            spin.usage = Usage { at: spin.usage.at - age, preempted: -1, ..spin.usage };
+            spin.slept_at = since;
+            assert!(spin.spins() && spin.usage.preempted >= 0);
+        }
     }
 
     #[test]

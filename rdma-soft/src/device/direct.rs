@@ -6,8 +6,9 @@
 //!
 //! Meanwhile the server thread serves timers and multicast groups, and scans for packets: every [`ACK_DELAY`] while it finds some,
 //! since the program may be busy. While it finds none, the interval doubles up to
-//! [`LONGEST_SCAN_INTERVAL`](review::LONGEST_SCAN_INTERVAL). So a packet waits at most that long. The server ends the direct mode
-//! when the program stops waiting so often.
+//! [`LONGEST_SCAN_INTERVAL`](review::LONGEST_SCAN_INTERVAL). So a packet waits at most that long if the program is busy. The server
+//! ends the direct mode when the program has taken no event for a millisecond. It waits longer for a program that has left packets
+//! and has not run since.
 //!
 //! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
 //! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its

@@ -77,22 +77,22 @@ impl Device {
             idle.store(0, Ordering::Relaxed);
             return;
         }
-        let count = |polls: &AtomicU32| {
+        let increment = |polls: &AtomicU32| {
             let count = polls.load(Ordering::Relaxed).wrapping_add(1);
             polls.store(count, Ordering::Relaxed);
             count
         };
-        if count(unanswered) == UNANSWERED_POLLS {
+        if increment(unanswered) == UNANSWERED_POLLS {
             self.kick();
         }
         // The peer may be waiting for this processor.
-        if count(idle) % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        if increment(idle) % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
     /// The program has armed a completion queue, and is about to wait for its event.
     pub(crate) fn begin_wait(&self) {
         // A program that sleeps often must not yield in between. After a yield, another thread may have the processor for
-        // milliseconds. After a sleep, the kernel lets the program run soon. A program that arms and does not sleep never yields.
+        // milliseconds. After a sleep, the kernel usually lets the program run soon. A program that arms and does not sleep never yields.
         self.polling.idle.store(0, Ordering::Relaxed);
         self.server.begin_wait(self.polls());
     }
@@ -143,5 +143,10 @@ mod tests {
             assert_eq!(device.polling.idle.load(Ordering::Relaxed), IDLE_POLLS - 1);
             device.begin_wait();
         }
+        assert_eq!(
+            device.polling.unanswered.load(Ordering::Relaxed),
+            2 * (IDLE_POLLS - 1),
+            "its peers are still kicked"
+        );
     }
 }

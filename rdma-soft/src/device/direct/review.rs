@@ -17,30 +17,30 @@ pub(super) const LONGEST_SCAN_INTERVAL: Duration = ACK_DELAY.saturating_mul(4);
 pub(super) struct Review {
     /// Interval of the server's scans.
     scan_interval: Duration,
-    /// The program has left packets and not run since. So it was woken, and waits for a processor or computes.
-    has_left: bool,
+    /// Whether the program has left packets and has not run since. It was woken, and waits for a processor or computes.
+    has_left_packets: bool,
     /// Scans of the server, and those that found packets although no thread had polled or asked for an event since the previous
     /// scan.
     scans: u32,
     missed: u32,
-    /// Those of the program at the last scan.
+    /// Calls for an event, and polls, at the last scan.
     calls: u32,
     polls: u32,
 }
 
 impl Review {
     pub(super) const fn new() -> Review {
-        Review { scan_interval: ACK_DELAY, has_left: false, scans: 0, missed: 0, calls: 0, polls: 0 }
+        Review { scan_interval: ACK_DELAY, has_left_packets: false, scans: 0, missed: 0, calls: 0, polls: 0 }
     }
 
     /// Records a scan. Returns whether the program is too busy to take its packets.
     ///
-    /// `calls` are those that asked for an event, and `polls` those of completion queues.
+    /// `calls` is how often the program has asked for an event, and `polls` how often it has polled.
     pub(super) fn record(&mut self, has_found: bool, calls: u32, polls: u32) -> bool {
         let has_run = calls != self.calls || polls != self.polls;
         (self.calls, self.polls) = (calls, polls);
         let has_missed = has_found && !has_run;
-        self.has_left = has_missed || self.has_left && !has_run;
+        self.has_left_packets = has_missed || self.has_left_packets && !has_run;
         self.scan_interval = if has_found { ACK_DELAY } else { (2 * self.scan_interval).min(LONGEST_SCAN_INTERVAL) };
         self.scans += 1;
         self.missed += u32::from(has_missed);
@@ -53,7 +53,7 @@ impl Review {
 
     /// The longest time since the last event for which the channel stays direct.
     pub(super) fn event_interval(&self) -> Duration {
-        if self.has_left { DELAYED_INTERVAL } else { FREQUENT_INTERVAL }
+        if self.has_left_packets { DELAYED_INTERVAL } else { FREQUENT_INTERVAL }
     }
 
     /// The time until the next scan.
