@@ -40,8 +40,8 @@ pub(crate) struct Spin {
     checked: Option<Instant>,
     /// [`moved_packets`] at the last check.
     packets: u32,
-    /// The usage that later ones are compared with. It is replaced after a sleep, after a wasted phase and after a long time between
-    /// two checks. When a phase begins, it is at most as old as [`USAGE_AGE`].
+    /// The usage that later ones are compared with. It is replaced after a sleep, after a wasted phase and after a long time
+    /// between two checks. When a phase begins, it is at most as old as [`USAGE_AGE`].
     usage: Usage,
     /// Phases in a row that found nothing, each with a preemption since the one before or the last sleep.
     wasted: u32,

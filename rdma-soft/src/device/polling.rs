@@ -92,7 +92,8 @@ impl Device {
     /// The program has armed a completion queue, and is about to wait for its event.
     pub(crate) fn begin_wait(&self) {
         // A program that sleeps often must not yield in between. After a yield, another thread may have the processor for
-        // milliseconds. After a sleep, the kernel usually lets the program run soon. A program that arms and does not sleep never yields.
+        // milliseconds. After a sleep, the kernel usually lets the program run soon. A program that arms and does not sleep never
+        // yields.
         self.polling.idle.store(0, Ordering::Relaxed);
         self.server.begin_wait(self.polls());
     }
