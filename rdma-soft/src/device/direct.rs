@@ -532,6 +532,19 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_delayed_ack_does_not_wake_the_server_of_a_direct_channel() {
+        let (device, channel, fds) = device();
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
+        device.lock().state.delay_ack(0, device.now());
+        device.server.waits_until(None);
+        assert!(would_block(&device, channel, fds));
+        assert!(device.lock().state.ack_deadline.is_none(), "the ACK is sent at once");
+        assert!(!device.server.was_woken());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_thread_that_is_cancelled_while_it_waits_leaves_the_device_unlocked() {
         extern "C" fn wait(of: *mut libc::c_void) -> *mut libc::c_void {
             // SAFETY: the test joins this thread before it drops the data.
