@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-
 /// What a driver does while there are no completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -261,14 +259,17 @@ pub(super) fn moved_packets() -> u32 {
 
 impl Usage {
     fn of_thread(at: Instant) -> Self {
-        let ran = clock_gettime(ClockId::ThreadCPUTime);
-        // SAFETY: an all-zero `rusage` is valid, and `getrusage` only writes to it.
-        let preempted = unsafe {
+        // rustix reads the clock through the vDSO, which Valgrind hides from it: it then crashes.
+        // SAFETY: an all-zero `timespec` and `rusage` are valid, and each call only writes to the one that it gets.
+        let (ran, usage) = unsafe {
+            let mut ran = std::mem::zeroed::<libc::timespec>();
+            libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut ran);
             let mut usage = std::mem::zeroed::<libc::rusage>();
             libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
-            usage.ru_nivcsw
+            (ran, usage)
         };
-        Usage { at, preempted, ran: Duration::try_from(ran).unwrap_or_default() }
+        let ran = Duration::from_secs(ran.tv_sec.unsigned_abs()) + Duration::from_nanos(ran.tv_nsec.unsigned_abs());
+        Usage { at, preempted: usage.ru_nivcsw, ran }
     }
 
     /// Whether other threads have had the processor for [`LOST`] since `before`.
