@@ -78,9 +78,8 @@ const MOVING: Duration = Duration::from_millis(1);
 /// Wasted phases in a row before a pause. A few may be due to timers and other short work, which leave time to spin.
 const WASTED: u32 = 8;
 
-/// Shortest time without the processor that shows that another thread computes, a *loss*. Such a thread has the processor for some
-/// milliseconds at a time. A driver that sleeps gets the processor back sooner than one that spins: the kernel prefers threads that
-/// it has just woken.
+/// A *loss* is at least this long without the processor. Then another thread computes, which has the processor for milliseconds at
+/// a time. A driver that sleeps gets it back sooner than one that spins: the kernel prefers threads that it has just woken.
 const LOST: Duration = Duration::from_micros(500);
 
 /// Age from which a [`Usage`] is replaced. It costs a system call.
@@ -259,7 +258,7 @@ pub(super) fn moved_packets() -> u32 {
 
 impl Usage {
     fn of_thread(at: Instant) -> Self {
-        // rustix reads the clock through the vDSO, which Valgrind hides from it: it then crashes.
+        // Under Valgrind, which hides the vDSO, the function of rustix crashes.
         // SAFETY: an all-zero `timespec` and `rusage` are valid, and each call only writes to the one that it gets.
         let (ran, usage) = unsafe {
             let mut ran = std::mem::zeroed::<libc::timespec>();

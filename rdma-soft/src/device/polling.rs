@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::ack_delay::ACK_DELAY;
 use super::core::{Core, Sources};
 use super::lock::Device;
+use crate::transport::Time;
 
 /// Packets that count as a poll. They take a few microseconds, less than the time between the polls of a program that polls all the
 /// time.
@@ -28,7 +29,7 @@ thread_local! {
 ///
 /// A poll without a completion may have moved data: a part of a long message, or the reply to a read of the peer. A program that
 /// polls for a limited time can go on while this number changes. If it sleeps, another thread has to move the rest. Limit that
-/// time, too: the packets may be those of other connections.
+/// time, too. Other connections also move packets.
 #[must_use]
 pub fn packets_of_thread() -> u32 {
     PACKETS_OF_THREAD.get()
@@ -54,10 +55,7 @@ impl Device {
         let has_received = core.is_some_and(|mut core| {
             let (now, before) = (self.now(), core.state.shared.packets);
             if !self.server.is_idle() {
-                // Delay an ACK only if the server needs no wake-up for its deadline.
-                let may_delay = self.server.wakes_before(now + ACK_DELAY);
-                let any = core.receive(now, Sources::Recent);
-                core.send_now(now, may_delay);
+                let any = self.progress(&mut core, now, Sources::Recent);
                 self.count_packets(&core, before);
                 // The program may not poll again, so the server has to send the remaining packets. It also has to learn of a timer
                 // that was just set.
@@ -87,6 +85,16 @@ impl Device {
         }
         // The peer may be waiting for this processor.
         if increment(idle) % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
+    /// Receives and sends packets for a program that does not poll all the time.
+    ///
+    /// An ACK is delayed only if that wakes no thread: the server has to wake up in time to send it.
+    pub(super) fn progress(&self, core: &mut Core, now: Time, sources: Sources<'_>) -> bool {
+        let may_delay = self.server.wakes_before(now + ACK_DELAY);
+        let any = core.receive(now, sources);
+        core.send_now(now, may_delay);
+        any
     }
 
     /// The program has armed a completion queue, and is about to wait for its event.

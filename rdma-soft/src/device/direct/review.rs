@@ -78,4 +78,18 @@ mod tests {
         });
         assert_eq!(intervals, [2, 4, 4, 1, 1, 2]);
     }
+
+    #[test]
+    fn a_program_that_has_left_packets_has_longer_until_it_runs() {
+        let mut review = Review::new();
+        for (has_found, polls, expected) in [
+            (true, 1, FREQUENT_INTERVAL),
+            (true, 1, DELAYED_INTERVAL),
+            (false, 1, DELAYED_INTERVAL),
+            (false, 2, FREQUENT_INTERVAL),
+        ] {
+            review.record(has_found, 0, polls);
+            assert_eq!(review.event_interval(), expected);
+        }
+    }
 }
