@@ -18,18 +18,22 @@ pub(crate) struct Barrier(TcpStream);
 impl Barrier {
     /// Connects to the other host, and waits for it if necessary.
     pub(crate) fn new(host: &Host) -> Barrier {
-        let stream = if host.is_first {
+        let listener = host.is_first.then(|| {
             let listener = TcpListener::bind((host.own.as_str(), PORT)).expect("the port is free");
-            listener.accept().expect("the other host connects").0
-        } else {
-            let start = Instant::now();
-            loop {
-                match TcpStream::connect((host.peer.as_str(), PORT)) {
-                    Ok(stream) => break stream,
-                    Err(error) => assert!(start.elapsed() < LIMIT, "cannot connect to the other host: {error}"),
-                }
-                std::thread::sleep(Duration::from_millis(50));
+            listener.set_nonblocking(true).expect("the mode can be set");
+            listener
+        });
+        let start = Instant::now();
+        let stream = loop {
+            let stream = match &listener {
+                Some(listener) => listener.accept().map(|(stream, _)| stream),
+                None => TcpStream::connect((host.peer.as_str(), PORT)),
+            };
+            match stream {
+                Ok(stream) => break stream,
+                Err(error) => assert!(start.elapsed() < LIMIT, "no connection to the other host: {error}"),
             }
+            std::thread::sleep(Duration::from_millis(50));
         };
         stream.set_read_timeout(Some(LIMIT)).expect("the timeout can be set");
         Barrier(stream)

@@ -27,6 +27,7 @@ pub(crate) struct Lab {
     pub(crate) port: u16,
     /// Faults of soft0: `RDMA_SOFT_FAULTS`.
     pub(crate) faults: &'static str,
+    _without_rxe: Option<WithoutRxe>,
 }
 
 impl Lab {
@@ -37,12 +38,9 @@ impl Lab {
             return skip("RDMA_SOFT_LIBRARY does not name librdma_soft.so");
         };
         let link_local = host.link_local();
-        if !host.is_first {
-            run("rdma", &["link", "delete", "rxe0"]);
-            run("modprobe", &["--remove", "rdma_rxe"]);
-        }
+        let without_rxe = (!host.is_first).then(|| WithoutRxe::new(&host));
         let barrier = Barrier::new(&host);
-        Some(Lab { host, barrier, library, link_local, port: 19_000, faults: "" })
+        Some(Lab { host, barrier, library, link_local, port: 19_000, faults: "", _without_rxe: without_rxe })
     }
 
     pub(crate) fn has_soft(&self) -> bool {
@@ -109,13 +107,23 @@ pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-impl Drop for Lab {
+/// A host whose rxe0 and its kernel module are removed until this is dropped.
+struct WithoutRxe {
+    interface: String,
+}
+
+impl WithoutRxe {
+    fn new(host: &Host) -> WithoutRxe {
+        run("rdma", &["link", "delete", "rxe0"]);
+        run("modprobe", &["--remove", "rdma_rxe"]);
+        WithoutRxe { interface: host.interface.clone() }
+    }
+}
+
+impl Drop for WithoutRxe {
     fn drop(&mut self) {
-        if self.has_soft() {
-            // Restore rxe0 for the tests that follow.
-            run("modprobe", &["rdma_rxe"]);
-            run("rdma", &["link", "add", "rxe0", "type", "rxe", "netdev", &self.host.interface]);
-        }
+        run("modprobe", &["rdma_rxe"]);
+        run("rdma", &["link", "add", "rxe0", "type", "rxe", "netdev", &self.interface]);
     }
 }
 

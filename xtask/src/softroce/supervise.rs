@@ -242,12 +242,13 @@ fn report_kernel(lines: &[String]) {
         return;
     }
     eprintln!("softroce: warnings of the guest's kernel since the command started:");
+    // The first warning often is the cause of the others.
+    for line in lines.iter().take(KERNEL_LINES) {
+        eprintln!("  {line}");
+    }
     let omitted = lines.len().saturating_sub(KERNEL_LINES);
     if omitted > 0 {
-        eprintln!("  ({omitted} earlier lines omitted)");
-    }
-    for line in &lines[omitted..] {
-        eprintln!("  {line}");
+        eprintln!("  ({omitted} later lines omitted)");
     }
 }
 
