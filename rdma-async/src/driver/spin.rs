@@ -38,10 +38,10 @@ pub(crate) struct Spin {
     checked: Option<Instant>,
     /// [`moved_packets`] at the last check.
     packets: u32,
-    /// The usage that later ones are compared with. It is replaced after a sleep, after a wasted phase and after a long time
-    /// between two checks. When a phase begins, it is at most as old as [`USAGE_AGE`].
-    usage: Usage,
-    /// Phases in a row that found nothing, each with a preemption since the one before or the last sleep.
+    /// The usage that later ones are compared with. It is read when a phase begins, unless one is there that is at most as old as
+    /// [`USAGE_AGE`]. It is replaced after a wasted phase and after a long time between two checks, and dropped after a sleep.
+    usage: Option<Usage>,
+    /// Phases in a row that found nothing, each with a preemption since its begin or since the one before.
     wasted: u32,
     pause: Pause,
 }
@@ -127,7 +127,7 @@ impl Spin {
             slept_at: None,
             checked: None,
             packets: 0,
-            usage: Usage::of_thread(Instant::now()),
+            usage: None,
             wasted: 0,
             pause: Pause::default(),
         }
@@ -161,8 +161,8 @@ impl Spin {
         if self.checked.take().is_none_or(|checked| now < checked + LOST) {
             return false;
         }
-        let before = std::mem::replace(&mut self.usage, usage(now));
-        let has_lost = self.usage.has_lost(before);
+        let usage = usage(now);
+        let has_lost = self.usage.replace(usage).is_some_and(|before| usage.has_lost(before));
         if has_lost {
             self.wasted = 0;
             self.pause.begin_after_loss(now);
@@ -172,8 +172,7 @@ impl Spin {
 
     /// Counts a phase that found nothing. `usage` is that of now.
     fn wasted(&mut self, usage: Usage) {
-        let before = std::mem::replace(&mut self.usage, usage);
-        if before.preempted == usage.preempted {
+        if self.usage.replace(usage).is_none_or(|before| before.preempted == usage.preempted) {
             self.wasted = 0;
             return;
         }
@@ -188,9 +187,8 @@ impl Spin {
     fn woke(&mut self) {
         let Some(slept_at) = self.slept_at.take() else { return };
         // Preemptions before the sleep say nothing about the next phase.
-        let now = Instant::now();
-        self.usage = Usage::of_thread(now);
-        if now < slept_at + LONGEST * 2 {
+        self.usage = None;
+        if slept_at.elapsed() < LONGEST * 2 {
             self.length = LONGEST;
         } else {
             self.length = (self.length / 2).max(SHORTEST);
@@ -213,8 +211,8 @@ impl Spin {
             (self.waits, self.until, self.latest) = (true, Some(now + self.length), None);
             self.checked = Some(now);
             // A sleep that ended without work is no loss.
-            if self.slept_at.is_some() || now >= self.usage.at + USAGE_AGE {
-                self.usage = Usage::of_thread(now);
+            if self.slept_at.is_some() || self.usage.is_none_or(|usage| now >= usage.at + USAGE_AGE) {
+                self.usage = Some(Usage::of_thread(now));
             }
             return true;
         };
@@ -283,13 +281,24 @@ impl Usage {
 mod tests {
     use super::*;
 
+    /// The usage that later ones are compared with.
+    fn usage(spin: &mut Spin) -> &mut Usage {
+        spin.usage.get_or_insert_with(|| Usage::of_thread(Instant::now()))
+    }
+
     /// Wastes phases, each with a preemption. Returns the time after the last one.
     fn waste(spin: &mut Spin, phases: u32, mut now: Instant) -> Instant {
         for _ in 0..phases {
             now += LONGEST;
-            spin.wasted(Usage { at: now, preempted: spin.usage.preempted + 1, ..spin.usage });
+            let before = *usage(spin);
+            spin.wasted(Usage { at: now, preempted: before.preempted + 1, ..before });
         }
         now
+    }
+
+    fn waste_without_preemption(spin: &mut Spin) {
+        let usage = *usage(spin);
+        spin.wasted(usage);
     }
 
     #[test]
@@ -298,16 +307,16 @@ mod tests {
         let mut spin = Spin::new(Idle::Adaptive);
         let mut now = waste(&mut spin, WASTED - 1, Instant::now());
         assert_eq!(spin.pause.until, None);
-        spin.wasted(spin.usage);
+        waste_without_preemption(&mut spin);
         now = waste(&mut spin, WASTED - 1, now);
         assert_eq!(spin.pause.until, None, "a phase without a preemption was between them");
-        spin.wasted(spin.usage);
+        waste_without_preemption(&mut spin);
         for millis in [1, 2, 4, 8, 16, 32, 64, 64] {
             now = waste(&mut spin, WASTED, now);
             assert_eq!(spin.pause.until, Some(now + Duration::from_millis(millis)));
             waste(&mut spin, 1, now);
             assert_eq!(spin.pause.until, Some(now + Duration::from_millis(millis)), "the next pause needs as many");
-            spin.wasted(spin.usage);
+            waste_without_preemption(&mut spin);
         }
     }
 
@@ -337,7 +346,8 @@ mod tests {
             let mut spin = Spin::new(Idle::Adaptive);
             assert!(spin.spins());
             spin.checked = Some(Instant::now() - LOST);
-            spin.usage = Usage { at: spin.usage.at - Duration::from_secs(1), preempted: -1, ..spin.usage };
+            let before = usage(&mut spin);
+            (before.at, before.preempted) = (before.at - Duration::from_secs(1), -1);
             if has_found {
                 spin.until = spin.checked;
                 spin.worked();
@@ -352,22 +362,22 @@ mod tests {
     #[cfg_attr(miri, ignore = "it calls getrusage")]
     fn only_long_preemptions_since_the_last_check_end_a_phase() {
         let mut spin = Spin::new(Idle::Adaptive);
-        let (now, before) = (Instant::now(), Usage { ran: Duration::from_secs(1), ..spin.usage });
+        let (now, before) = (Instant::now(), Usage { ran: Duration::from_secs(1), ..*usage(&mut spin) });
         let at = now + 2 * LOST;
-        let usage = |preempted, ran| Usage {
+        let used = |preempted, ran| Usage {
             at: before.at + LOST,
             preempted: before.preempted + preempted,
             ran: before.ran + ran,
         };
-        for (checked, used, expected) in [
-            (now, usage(1, Duration::ZERO), true),
-            (at, usage(1, Duration::ZERO), false),  // there was a check just before
-            (now, usage(0, Duration::ZERO), false), // it has slept
-            (now, usage(1, Duration::from_nanos(1)), false), // it was preempted for a shorter time
-            (now, Usage { ran: Duration::ZERO, ..usage(1, Duration::ZERO) }, false), // it has moved to another thread
+        for (checked, now_used, expected) in [
+            (now, used(1, Duration::ZERO), true),
+            (at, used(1, Duration::ZERO), false),  // there was a check just before
+            (now, used(0, Duration::ZERO), false), // it has slept
+            (now, used(1, Duration::from_nanos(1)), false), // it was preempted for a shorter time
+            (now, Usage { ran: Duration::ZERO, ..used(1, Duration::ZERO) }, false), // it has moved to another thread
         ] {
-            (spin.checked, spin.usage, spin.pause) = (Some(checked), before, Pause::default());
-            assert_eq!(spin.begin_pause_after_loss(at, |_| used), expected, "{used:?}");
+            (spin.checked, spin.usage, spin.pause) = (Some(checked), Some(before), Pause::default());
+            assert_eq!(spin.begin_pause_after_loss(at, |_| now_used), expected, "{now_used:?}");
             assert_eq!(spin.pause.until.is_some(), expected);
         }
     }
@@ -377,10 +387,13 @@ mod tests {
     fn preemptions_long_before_a_phase_or_before_a_sleep_do_not_count() {
         for has_slept in [false, true] {
             let mut spin = Spin::new(Idle::Adaptive);
-            let (age, since) = if has_slept { (Duration::ZERO, Some(spin.usage.at)) } else { (USAGE_AGE, None) };
-            spin.usage = Usage { at: spin.usage.at - age, preempted: -1, ..spin.usage };
-            spin.slept_at = since;
-            assert!(spin.spins() && spin.usage.preempted >= 0);
+            let before = usage(&mut spin);
+            before.preempted = -1;
+            if !has_slept {
+                before.at -= USAGE_AGE;
+            }
+            spin.slept_at = has_slept.then(Instant::now);
+            assert!(spin.spins() && usage(&mut spin).preempted >= 0);
         }
     }
 
@@ -418,9 +431,9 @@ mod tests {
     #[cfg_attr(miri, ignore = "it calls getrusage")]
     fn preemptions_before_a_sleep_do_not_count() {
         let mut spin = Spin::new(Idle::Adaptive);
-        spin.usage.preempted = -1;
+        usage(&mut spin).preempted = -1;
         spin.sleeps();
         spin.worked();
-        assert!(spin.usage.preempted >= 0);
+        assert!(spin.usage.is_none());
     }
 }

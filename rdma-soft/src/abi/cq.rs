@@ -35,6 +35,8 @@ struct CqObject {
     is_single: bool,
     /// The completion at the cursor.
     current: ibv_wc,
+    /// Whether the current poll holds an event: [`Device::poll`].
+    holds: bool,
 }
 
 /// The memory of an `ibv_comp_channel`, which is its first field.
@@ -102,6 +104,7 @@ unsafe fn create(context: *mut ibv_context, attributes: &Attributes) -> *mut CqO
         is_polled: AtomicBool::new(false),
         is_single,
         current: ibv_wc::zeroed(),
+        holds: false,
     }));
     // SAFETY: the channel is valid, unless it is null.
     let channel = (!channel.is_null()).then(|| unsafe { (*channel.cast::<ChannelObject>()).number });
@@ -339,10 +342,8 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     let Some(device) = device() else { return -1 };
     // SAFETY: the caller passes a valid queue.
-    let completions = unsafe { completions(cq) };
-    if completions.is_empty() {
-        device.poll();
-    }
+    let (handle, completions) = unsafe { ((*cq).handle, completions(cq)) };
+    let holds = completions.is_empty() && device.poll(handle);
     let mut at = to;
     let taken = completions.take(room.max(0) as usize, |wc| {
         // SAFETY: the caller's array has room for `room` completions.
@@ -351,6 +352,9 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
             at = at.add(1);
         }
     });
+    if holds && !completions.is_empty() {
+        device.release_events();
+    }
     taken.map_or(-libc::EIO, |count| count as c_int)
 }
 
@@ -378,12 +382,13 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         lock::acquire(unsafe { &(*object).is_polled });
     }
     // SAFETY: as above.
-    let completions = unsafe { &(*object).completions };
-    if completions.is_empty() {
-        device.poll();
-    }
+    let (handle, completions) = unsafe { ((*cq).handle, &(*object).completions) };
+    let holds = completions.is_empty() && device.poll(handle);
     // SAFETY: from here until `ibv_end_poll` only the caller polls.
-    let result = poll_result(completions.take(1, |wc| unsafe { set_current(object, wc) }));
+    let result = poll_result(completions.take(1, |wc| unsafe {
+        set_current(object, wc);
+        (*object).holds = holds;
+    }));
     if result != 0 && !is_single {
         // SAFETY: as above.
         unsafe { (*object).is_polled.store(false, Ordering::Release) };
@@ -408,8 +413,14 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let object = cq.cast::<CqObject>();
-    // SAFETY: the caller is between `ibv_start_poll` and `ibv_end_poll`.
+    // SAFETY: the caller is between `ibv_start_poll` and `ibv_end_poll`, so only this thread uses the fields. The next
+    // `ibv_start_poll` sets them.
+    let has_to_release = unsafe { (*object).holds && !(*object).completions.is_empty() };
+    // SAFETY: as above.
     unsafe { (*object).is_polled.store(false, Ordering::Release) };
+    if let Some(device) = has_to_release.then(device).flatten() {
+        device.release_events();
+    }
 }
 
 /// Defines accessors, each of which reads a field of the completion at the cursor.

@@ -60,8 +60,8 @@ pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
 /// is about to be.
 ///
 /// Destroying a completion queue removes its events from the queue first. Other threads may already have taken some of them from
-/// the count. `owed` is the number of these threads that will find no event: `counted + held = queued + owed`, where `held` events
-/// were taken from the count but not yet from the queue.
+/// the count. `owed` is the number of these threads that will find no event: `counted + taken + held = queued + owed`, where `taken`
+/// events were taken from the count but not yet from the queue.
 #[derive(Debug)]
 pub(crate) struct Channel {
     /// Descriptor that the program waits for. Contains `signal` and, while the channel is [direct](super::direct), the sockets.
@@ -71,6 +71,8 @@ pub(crate) struct Channel {
     pub(super) queue: VecDeque<u32>,
     /// Events that threads have taken from the count and that are no longer in the queue.
     owed: usize,
+    /// Events in the queue that are not in the count: [`Events::hold`](super::events::Events::hold).
+    pub(super) held: u32,
     /// Whether `ibv_get_cq_event` has failed with `EAGAIN`. A program that calls it again expects that.
     pub(super) was_empty: bool,
     pub(crate) users: u32,
@@ -80,7 +82,7 @@ impl Channel {
     pub(crate) fn new() -> io::Result<Channel> {
         let (epoll, signal) = (Arc::new(Epoll::new()?), Arc::new(Signal::new()?));
         epoll.add(signal.fd(), 0)?;
-        Ok(Channel { epoll, signal, queue: VecDeque::with_capacity(64), owed: 0, was_empty: false, users: 0 })
+        Ok(Channel { epoll, signal, queue: VecDeque::with_capacity(64), owed: 0, held: 0, was_empty: false, users: 0 })
     }
 
     pub(crate) fn fds(&self) -> ChannelFds {
@@ -110,7 +112,9 @@ impl Channel {
         let before = self.queue.len();
         self.queue.retain(|of| *of != cq);
         for _ in self.queue.len()..before {
-            if !self.signal.lower() {
+            if self.held > 0 {
+                self.held -= 1;
+            } else if !self.signal.lower() {
                 self.owed += 1;
             }
         }

@@ -5,19 +5,24 @@
 //! becomes *direct*: packets wake the thread that waits for the channel, and that thread takes them in `ibv_get_cq_event(3)`.
 //!
 //! Meanwhile the server thread serves timers and multicast groups, and scans for packets: every
-//! [`ACK_DELAY`](super::ack_delay::ACK_DELAY) while it finds some, since the program may be busy. While it finds none, the interval
-//! doubles up to [`LONGEST_SCAN_INTERVAL`](review::LONGEST_SCAN_INTERVAL). So a packet waits at most that long if the program is
-//! busy. The server ends the direct mode when the program has taken no event for a millisecond. A program that has left packets and
+//! [`ACK_DELAY`](super::ack_delay::ACK_DELAY) while it finds some and the program has not run since the last scan. Otherwise the
+//! interval doubles up to [`LONGEST_SCAN_INTERVAL`]. So a packet waits at most that long if the program is busy, and so does an ACK
+//! that is delayed. The server ends the direct mode when the program has taken no event for a millisecond. A program that has left packets and
 //! has not run since has longer.
 //!
 //! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
 //! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its
 //! program has got `EAGAIN` before.
 //!
+//! A poll of the program may raise an event for a completion that it then returns. The program has that completion, so it need not
+//! be woken. On a direct channel such an event is *held* until the program asks for it or the server scans: the descriptor does not
+//! become readable, which would cost two system calls and wake the program once more.
+//!
 //! While a channel is direct, peers on this host send a byte with each packet, since no thread calls [`Core::disarm_wakeups`] after
 //! [`Core::arm_wakeups`]. The byte keeps the socket readable.
 
 mod frequency;
+mod held;
 mod review;
 
 use std::io;
@@ -28,8 +33,9 @@ use std::time::Duration;
 
 pub(super) use frequency::Frequency;
 use frequency::NO_CHANNEL;
-use review::Review;
+use review::{LONGEST_SCAN_INTERVAL, Review};
 
+use super::ack_delay::ACK_DELAY;
 use super::blocking_wait;
 use super::cancel::Cancel;
 use super::channel::{ChannelFds, Pending, take, take_now};
@@ -103,6 +109,7 @@ impl Core {
             epoll.add(sockets.fd(), 0)?;
         }
         self.direct.current = Some(Current { channel: number, readable, review: Review::new() });
+        self.state.ack_delay = LONGEST_SCAN_INTERVAL;
         Ok(true)
     }
 
@@ -129,6 +136,7 @@ impl Device {
         let is_busy = current.review.record(has_found, self.frequency.calls.load(Ordering::Relaxed), self.polls());
         let (channel, review) = (current.channel, &current.review);
         let (interval, scan_interval) = (review.event_interval(), review.scan_interval());
+        core.state.shared.events.release(channel);
         if !is_busy && self.frequency.was_taken_within(channel, interval, now) {
             return Some(scan_interval);
         }
@@ -141,9 +149,11 @@ impl Device {
 
     /// Ends the direct mode of the channel that has it.
     pub(super) fn end_locked(&self, core: &mut Core) {
-        if let Some(Current { readable: Some(epoll), .. }) = core.direct.current.take() {
+        if let Some(Current { channel, readable: Some(epoll), .. }) = core.direct.current.take() {
             core.direct.sockets.iter().for_each(|sockets| epoll.remove(sockets.fd()));
+            core.state.shared.events.release(channel);
         }
+        core.state.ack_delay = ACK_DELAY;
         self.frequency.direct.store(NO_CHANNEL, Ordering::Relaxed);
     }
 
@@ -300,13 +310,13 @@ mod tests {
         (device, channel, fds)
     }
 
-    fn channel_of(device: &Device) -> (u32, ChannelFds) {
+    pub(super) fn channel_of(device: &Device) -> (u32, ChannelFds) {
         let channel = Channel::new().unwrap();
         let fds = channel.fds();
         (device.lock().state.shared.events.channels.insert(channel), fds)
     }
 
-    fn set_nonblocking(fds: ChannelFds, nonblocking: bool) {
+    pub(super) fn set_nonblocking(fds: ChannelFds, nonblocking: bool) {
         let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
         // SAFETY: the call takes no pointers.
         assert_eq!(unsafe { libc::fcntl(fds.epoll, libc::F_SETFL, flags) }, 0);
@@ -316,7 +326,7 @@ mod tests {
         device.lock().state.shared.events.notify(channel, 7);
     }
 
-    fn take_event(device: &Device, channel: u32, fds: ChannelFds) {
+    pub(super) fn take_event(device: &Device, channel: u32, fds: ChannelFds) {
         let pending = device.wait_for_event(channel, fds, Cancel::defer()).unwrap();
         assert_eq!(device.lock().state.shared.events.take_completion_event(channel, pending), Some(7));
     }
@@ -331,7 +341,7 @@ mod tests {
     }
 
     /// A device without a server thread, and a direct channel of it with a non-blocking descriptor.
-    fn direct_device() -> (Device, u32, ChannelFds) {
+    pub(super) fn direct_device() -> (Device, u32, ChannelFds) {
         let (device, channel, fds) = device();
         set_nonblocking(fds, true);
         become_direct(&device, channel, fds);
@@ -351,13 +361,13 @@ mod tests {
         }
     }
 
-    fn is_readable(fds: ChannelFds) -> bool {
+    pub(super) fn is_readable(fds: ChannelFds) -> bool {
         let mut polled = libc::pollfd { fd: fds.epoll, events: libc::POLLIN, revents: 0 };
         // SAFETY: the pointer and the length describe one entry.
         (unsafe { libc::poll(&raw mut polled, 1, 0) }) == 1
     }
 
-    fn would_block(device: &Device, channel: u32, fds: ChannelFds) -> bool {
+    pub(super) fn would_block(device: &Device, channel: u32, fds: ChannelFds) -> bool {
         device
             .wait_for_event(channel, fds, Cancel::defer())
             .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -465,7 +475,7 @@ mod tests {
         let (device, ..) = direct_device();
         let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
         for _ in 0..2 * REVIEW_SCANS {
-            device.poll();
+            device.poll(0);
             assert!(device.review_direct(&mut device.lock(), true, now).is_some());
         }
     }

@@ -100,7 +100,30 @@ impl Events {
 
     /// Takes an event of a completion channel before its signal is raised. Returns whether there was one.
     pub(super) fn take_unraised(&mut self, channel: u32) -> bool {
-        self.channels.get(channel).is_some_and(|channel| self.wakeups.take(&channel.signal))
+        let Some(channel) = self.channels.get_mut(channel) else { return false };
+        if channel.held > 0 {
+            channel.held -= 1;
+            return true;
+        }
+        self.wakeups.take(&channel.signal)
+    }
+
+    /// Holds the last event of a completion channel, if it is of `cq` and its signal is not raised yet. Returns whether it does.
+    ///
+    /// [`take_unraised`](Events::take_unraised) finds a held event, and [`release`](Events::release) raises its signal.
+    pub(super) fn hold(&mut self, channel: u32, cq: u32) -> bool {
+        let Some(channel) = self.channels.get_mut(channel) else { return false };
+        let is_held = channel.queue.back() == Some(&cq) && self.wakeups.take(&channel.signal);
+        channel.held += u32::from(is_held);
+        is_held
+    }
+
+    /// Raises the signal of a completion channel for the events that were held.
+    pub(super) fn release(&mut self, channel: u32) {
+        let Some(channel) = self.channels.get_mut(channel) else { return };
+        for _ in 0..std::mem::take(&mut channel.held) {
+            self.wakeups.add(&channel.signal);
+        }
     }
 
     /// Whether there are signals to raise after the device is unlocked.

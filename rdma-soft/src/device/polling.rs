@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::ack_delay::ACK_DELAY;
 use super::core::{Core, Sources};
 use super::lock::Device;
 use crate::transport::Time;
@@ -47,16 +46,21 @@ pub(super) struct Polling {
 }
 
 impl Device {
-    /// Makes progress, unless another thread does or waits for the lock.
-    pub(crate) fn poll(&self) {
+    /// Makes progress for a thread that polls the completion queue `cq`, unless another thread does or waits for the lock.
+    ///
+    /// Returns whether an event is held. If the thread leaves completions in the queue, it has to
+    /// [release](Device::release_events) the event.
+    pub(crate) fn poll(&self, cq: u32) -> bool {
         self.count_polls(1);
         // Leave the lock to threads that wait for it.
         let core = if self.has_waiter.load(Ordering::Relaxed) { None } else { self.try_lock() };
+        let mut holds = false;
         let has_received = core.is_some_and(|mut core| {
             let (now, before) = (self.now(), core.state.shared.packets);
             if !self.server.is_idle() {
                 let any = self.progress(&mut core, now, Sources::Recent);
                 self.count_packets(&core, before);
+                holds = any && core.hold_event(cq);
                 // The program may not poll again, so the server has to send the remaining packets. It also has to learn of a timer
                 // that was just set.
                 self.unlock(core);
@@ -73,7 +77,7 @@ impl Device {
         if has_received {
             unanswered.store(0, Ordering::Relaxed);
             idle.store(0, Ordering::Relaxed);
-            return;
+            return holds;
         }
         let increment = |polls: &AtomicU32| {
             let count = polls.load(Ordering::Relaxed).wrapping_add(1);
@@ -84,14 +88,19 @@ impl Device {
             self.kick();
         }
         // The peer may be waiting for this processor.
-        if increment(idle) % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        if increment(idle) % IDLE_POLLS == 0 {
+            std::thread::yield_now()
+        } else {
+            std::hint::spin_loop()
+        }
+        false
     }
 
     /// Receives and sends packets for a program that does not poll all the time.
     ///
     /// An ACK is delayed only if that wakes no thread: the server has to wake up in time to send it.
     pub(super) fn progress(&self, core: &mut Core, now: Time, sources: Sources<'_>) -> bool {
-        let may_delay = self.server.wakes_before(now + ACK_DELAY);
+        let may_delay = self.server.wakes_before(now + core.state.ack_delay);
         let any = core.receive(now, sources);
         core.send_now(now, may_delay);
         any
@@ -148,7 +157,7 @@ mod tests {
         // This device has no server thread.
         let device = Device::new().unwrap();
         for _ in 0..2 {
-            (0..IDLE_POLLS - 1).for_each(|_| device.poll());
+            (0..IDLE_POLLS - 1).for_each(|_| _ = device.poll(0));
             assert_eq!(device.polling.idle.load(Ordering::Relaxed), IDLE_POLLS - 1);
             device.begin_wait();
         }

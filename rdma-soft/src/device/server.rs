@@ -458,7 +458,7 @@ mod tests {
         // This device has no server thread.
         let device = Device::new().unwrap();
         device.server.waits_until(None);
-        device.poll();
+        device.poll(0);
         assert!(!device.server.was_woken(), "there is nothing to do");
         let (mut core, now) = (device.lock(), device.now());
         core.links[0].set_faults(Faults { delay: Duration::from_secs(1), ..Faults::default() }, now);
@@ -466,7 +466,7 @@ mod tests {
         // SAFETY: there is no payload.
         unsafe { outbox.push(socket, To { address: socket.address(), class: 0 }, &[0; 12], &[], now) };
         drop(core);
-        device.poll();
+        device.poll(0);
         assert!(device.server.was_woken(), "a packet is to go later, and nobody need come back");
     }
 
@@ -502,7 +502,7 @@ mod tests {
         drop(core);
         let mut polls = 0;
         while device.lock().state.shared.packets < COUNT {
-            device.poll();
+            device.poll(0);
             polls += 1;
         }
         assert_eq!(device.polls(), polls + COUNT / PACKETS);
@@ -528,7 +528,7 @@ mod tests {
         let deadline = device.lock().wake_at().unwrap();
         assert!(deadline > now + Duration::from_secs(9), "{deadline:?} after {now:?}");
         device.server.waits_until(Some(deadline));
-        device.poll();
+        device.poll(0);
         assert!(!device.server.was_woken(), "once for all polls");
         peer.lock().progress(now);
         peer.lock().disarm_wakeups();

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use rdma_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_UD};
 
@@ -39,6 +40,8 @@ pub(crate) struct State {
     pub(crate) delayed: Vec<u32>,
     /// Deadline of the delayed ACKs.
     pub(crate) ack_deadline: Option<Time>,
+    /// Longest delay of an ACK: longer while a channel is [direct](super::direct).
+    pub(super) ack_delay: Duration,
     /// Timers, the earliest first. A timer is stale unless it equals [`Qp::timer`] of its queue pair.
     timers: BinaryHeap<Reverse<(Time, u32)>>,
     /// Members of multicast groups, by GID.
@@ -63,6 +66,7 @@ impl State {
             blocked: Vec::new(),
             delayed: Vec::new(),
             ack_deadline: None,
+            ack_delay: ACK_DELAY,
             timers: BinaryHeap::with_capacity(64),
             groups: HashMap::new(),
             pds: Slab::new(1),
@@ -131,7 +135,7 @@ impl State {
         if !self.delayed.contains(&number) {
             self.delayed.push(number);
         }
-        self.ack_deadline.get_or_insert(now + ACK_DELAY);
+        self.ack_deadline.get_or_insert(now + self.ack_delay);
     }
 
     /// Lets all queue pairs with delayed ACKs send them.

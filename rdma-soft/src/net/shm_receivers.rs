@@ -132,12 +132,13 @@ impl ShmReceiver {
     /// Asks the peer to stop waking this process, and reads its wake byte.
     fn disarm(&mut self) {
         let was_woken = self.incoming.as_mut().is_some_and(|(_, receiver)| receiver.disarm());
-        if std::mem::take(&mut self.has_wake_byte) {
-            shm::drain_wake_bytes(self.connection.as_fd());
-        } else if was_woken {
+        let has_byte = std::mem::take(&mut self.has_wake_byte);
+        if was_woken {
             // The peer sends one byte for each time this side has armed. If the byte has not arrived yet, it causes one
             // spurious wake-up later, and is read then.
             shm::read_wake_byte(self.connection.as_fd());
+        } else if has_byte {
+            shm::drain_wake_bytes(self.connection.as_fd());
         }
     }
 

@@ -8,8 +8,8 @@ use crate::device::ack_delay::ACK_DELAY;
 /// Scans of the server between two decisions. The program is too busy if more than half of them found packets that it had left.
 pub(super) const REVIEW_SCANS: u32 = 64;
 
-/// Longest time between two scans of the server. A scan takes the processor from the program, and on a busy host, another thread
-/// may get it next.
+/// Longest time between two scans of the server, and longest delay of an ACK meanwhile. A scan takes the processor from the program,
+/// and on a busy host, another thread may get it next.
 pub(super) const LONGEST_SCAN_INTERVAL: Duration = ACK_DELAY.saturating_mul(4);
 
 /// What the scans of the server have found since a channel became direct.
@@ -41,7 +41,7 @@ impl Review {
         (self.calls, self.polls) = (calls, polls);
         let has_missed = has_found && !has_run;
         self.has_left_packets = has_missed || self.has_left_packets && !has_run;
-        self.scan_interval = if has_found { ACK_DELAY } else { (2 * self.scan_interval).min(LONGEST_SCAN_INTERVAL) };
+        self.scan_interval = if has_missed { ACK_DELAY } else { (2 * self.scan_interval).min(LONGEST_SCAN_INTERVAL) };
         self.scans += 1;
         self.missed += u32::from(has_missed);
         if self.scans < REVIEW_SCANS {
@@ -67,16 +67,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_server_scans_more_rarely_until_it_finds_packets() {
+    fn the_server_scans_more_rarely_until_the_program_leaves_packets() {
         let mut review = Review::new();
-        let mut polls = 0;
-        let intervals = [false, false, false, true, true, false].map(|has_found| {
-            // The program runs before each scan.
-            polls += 1;
+        let scans = [(false, 1), (false, 2), (true, 3), (true, 3), (false, 3), (true, 4)];
+        let intervals = scans.map(|(has_found, polls)| {
             assert!(!review.record(has_found, 0, polls));
             (review.scan_interval().as_nanos() / ACK_DELAY.as_nanos()) as u32
         });
-        assert_eq!(intervals, [2, 4, 4, 1, 1, 2]);
+        assert_eq!(intervals, [2, 4, 4, 1, 2, 4]);
     }
 
     #[test]
