@@ -60,8 +60,8 @@ pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
 /// is about to be.
 ///
 /// Destroying a completion queue removes its events from the queue first. Other threads may already have taken some of them from
-/// the count. `owed` is the number of these threads that will find no event: `counted + taken + held = queued + owed`, where `taken`
-/// events were taken from the count but not yet from the queue.
+/// the count. `owed` is the number of these threads that will find no event: `counted + taken + held = queued + owed`, where
+/// `taken` events were taken from the count but not yet from the queue.
 #[derive(Debug)]
 pub(crate) struct Channel {
     /// Descriptor that the program waits for. Contains `signal` and, while the channel is [direct](super::direct), the sockets.

@@ -6,9 +6,9 @@
 //!
 //! Meanwhile the server thread serves timers and multicast groups, and scans for packets: every
 //! [`ACK_DELAY`](super::ack_delay::ACK_DELAY) while it finds some and the program has not run since the last scan. Otherwise the
-//! interval doubles up to [`LONGEST_SCAN_INTERVAL`]. So a packet waits at most that long if the program is busy, and so does an ACK
-//! that is delayed. The server ends the direct mode when the program has taken no event for a millisecond. A program that has left packets and
-//! has not run since has longer.
+//! interval doubles up to [`LONGEST_SCAN_INTERVAL`]. So a packet waits at most that long if the program is busy, and so does an
+//! ACK that is delayed. The server ends the direct mode when the program has taken no event for a millisecond. A program that has
+//! left packets and has not run since has longer.
 //!
 //! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
 //! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its

@@ -89,8 +89,10 @@ impl Machine {
         // On a busy host, the guest's clocks seem to drift apart, and the kernel switches to another clock. To switch, it
         // patches its running code, which under emulation has crashed the guest (Linux 6.12: "Oops: int3"). `tsc=reliable`
         // disables the comparison of the clocks. While it boots, the kernel also checks that its timer ticks, and panics if
-        // a busy host lets no tick through in time. `no_timer_check` disables this check. The words after `--` are the arguments of init. A word NAME=VALUE before
-        // them becomes an environment variable of init.
+        // a busy host lets no tick through in time. `no_timer_check` disables this check.
+        //
+        // The words after `--` are the arguments of init. A word NAME=VALUE before them becomes an environment variable of
+        // init.
         let verbosity = if self.verbose { "loglevel=7" } else { "quiet" };
         let kernel_line = format!(
             "console=ttyS0 {verbosity} panic=-1 mitigations=off tsc=reliable no_timer_check rdinit={INIT} \

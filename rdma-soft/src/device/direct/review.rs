@@ -8,8 +8,8 @@ use crate::device::ack_delay::ACK_DELAY;
 /// Scans of the server between two decisions. The program is too busy if more than half of them found packets that it had left.
 pub(super) const REVIEW_SCANS: u32 = 64;
 
-/// Longest time between two scans of the server, and longest delay of an ACK meanwhile. A scan takes the processor from the program,
-/// and on a busy host, another thread may get it next.
+/// Longest time between two scans of the server, and longest delay of an ACK meanwhile. A scan takes the processor from the
+/// program, and on a busy host, another thread may get it next.
 pub(super) const LONGEST_SCAN_INTERVAL: Duration = ACK_DELAY.saturating_mul(4);
 
 /// What the scans of the server have found since a channel became direct.
