@@ -157,9 +157,9 @@ impl Inbox {
             return has_udp;
         }
         let mut has_shm = self.receive_shm(socket, &mut each);
-        // Without packets, a peer has connected, closed a connection, or made room. While packets arrive, check for that now and
-        // then.
-        if !has_shm || self.polls % FULL_CHECK_UDP == 0 {
+        // Without packets, a peer has connected, closed a connection, or made room, unless the packets were taken before. While
+        // packets arrive, check for that now and then.
+        if !has_shm && !self.was_woken() || self.polls % FULL_CHECK_UDP == 0 {
             if let Some(shm) = socket.shm() {
                 self.receivers.handle_events(shm);
                 has_shm |= self.receive_shm(socket, &mut each);
@@ -232,6 +232,11 @@ impl Inbox {
     /// Takes the numbers of these connections, for [`Outbox::handle_ready_sender`](super::Outbox::handle_ready_sender).
     pub(crate) fn take_ready_senders(&mut self) -> impl Iterator<Item = usize> + '_ {
         self.receivers.take_ready_senders()
+    }
+
+    /// Whether a same-host peer has woken the thread that waits at [`Socket::shm_fd`], because of a message.
+    pub(crate) fn was_woken(&self) -> bool {
+        self.receivers.were_woken()
     }
 
     /// Asks same-host peers to wake the thread that waits at [`Socket::shm_fd`] for messages. Returns `false` if there is one

@@ -365,6 +365,11 @@ impl Receiver {
         std::mem::take(&mut self.needs_wakeup) && self.mapping.control().needs_wakeup.0.swap(0, Ordering::Relaxed) == 0
     }
 
+    /// Whether the sender has woken this side since [`arm`](Receiver::arm), or is about to.
+    pub(super) fn was_woken(&self) -> bool {
+        self.needs_wakeup && self.mapping.control().needs_wakeup.0.load(Ordering::Relaxed) == 0
+    }
+
     /// Asks the sender to wake this side for the next message. Returns `false` if there is one already.
     ///
     /// Each side writes one word and then reads the other's, with a fence in between. The receiver writes the request and reads

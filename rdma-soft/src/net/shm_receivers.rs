@@ -108,6 +108,12 @@ impl ShmReceivers {
         self.ready_senders.drain(..)
     }
 
+    /// Whether a peer has woken this process since it was armed. Arming again reads its wake byte.
+    pub(super) fn were_woken(&self) -> bool {
+        let mut incoming = self.receivers.iter().filter_map(|receiver| receiver.incoming.as_ref());
+        incoming.any(|(_, receiver)| receiver.was_woken())
+    }
+
     /// Asks all peers to stop waking this process.
     pub(super) fn disarm(&mut self) {
         self.receivers.iter_mut().for_each(ShmReceiver::disarm);

@@ -101,6 +101,26 @@ fn a_peer_that_has_made_room_wakes_a_sender_that_sleeps() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_peer_that_connects_while_another_one_wakes_the_receiver_is_accepted() {
+    let (from, other, to, mut inbox) = (open(), open(), open(), Inbox::new());
+    let [mut outbox, mut others] = [(); 2].map(|()| Outbox::new(Faults::default()));
+    send(&mut outbox, &from, to.address(), &[64], START);
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[64]));
+    assert!(inbox.arm_wakeup() && !is_woken(&to));
+    send(&mut outbox, &from, to.address(), &[64], START);
+    // A thread that polls takes the packet, so the scan for the wake-up finds none.
+    while !inbox.poll(&to, |_, _| {}) {}
+    send(&mut others, &other, to.address(), &[64], START);
+    let mut arrived = 0;
+    while is_woken(&to) {
+        inbox.receive_readable(&to, Readable { udp: false, shm: true }, |_, _| arrived += 1);
+        inbox.arm_wakeup();
+    }
+    assert_eq!((arrived, inbox.shm_peers()), (1, 2));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_stalled_peer_delays_no_other_and_loses_packets_after_the_timeout() {
     let (from, stopped, to) = (open(), open(), open());
     let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(Faults::default()));
