@@ -19,6 +19,9 @@ const UNANSWERED_POLLS: u32 = 128;
 /// Empty polls since the last packet or wait after which the thread yields the processor.
 const IDLE_POLLS: u32 = 32;
 
+/// As how many of them a poll counts that reads a UDP socket. It takes a system call.
+const UDP_WEIGHT: u32 = 8;
+
 thread_local! {
     /// See [`packets_of_thread`].
     static PACKETS_OF_THREAD: Cell<u32> = const { Cell::new(0) };
@@ -54,9 +57,12 @@ impl Device {
         self.count_polls(1);
         // Leave the lock to threads that wait for it.
         let core = if self.has_waiter.load(Ordering::Relaxed) { None } else { self.try_lock() };
-        let mut holds = false;
+        let (mut holds, mut weight) = (false, 1);
         let has_received = core.is_some_and(|mut core| {
             let (now, before) = (self.now(), core.state.shared.packets);
+            if core.links.iter().any(|link| link.inbox.polls_udp()) {
+                weight = UDP_WEIGHT;
+            }
             if !self.server.is_idle() {
                 let any = self.progress(&mut core, now, Sources::Recent);
                 self.count_packets(&core, before);
@@ -79,16 +85,16 @@ impl Device {
             idle.store(0, Ordering::Relaxed);
             return holds;
         }
-        let increment = |polls: &AtomicU32| {
-            let count = polls.load(Ordering::Relaxed).wrapping_add(1);
+        let add = |polls: &AtomicU32, more: u32| {
+            let count = polls.load(Ordering::Relaxed).wrapping_add(more);
             polls.store(count, Ordering::Relaxed);
             count
         };
-        if increment(unanswered) == UNANSWERED_POLLS {
+        if add(unanswered, 1) == UNANSWERED_POLLS {
             self.kick();
         }
         // The peer may be waiting for this processor.
-        if increment(idle) % IDLE_POLLS == 0 {
+        if add(idle, weight) % IDLE_POLLS < weight {
             std::thread::yield_now()
         } else {
             std::hint::spin_loop()
@@ -154,17 +160,15 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_program_that_sleeps_between_its_polls_does_not_yield() {
+        /// A device that has received nothing polls its UDP socket.
+        const POLLS: u32 = IDLE_POLLS / UDP_WEIGHT - 1;
         // This device has no server thread.
         let device = Device::new().unwrap();
         for _ in 0..2 {
-            (0..IDLE_POLLS - 1).for_each(|_| _ = device.poll(0));
-            assert_eq!(device.polling.idle.load(Ordering::Relaxed), IDLE_POLLS - 1);
+            (0..POLLS).for_each(|_| _ = device.poll(0));
+            assert_eq!(device.polling.idle.load(Ordering::Relaxed), POLLS * UDP_WEIGHT);
             device.begin_wait();
         }
-        assert_eq!(
-            device.polling.unanswered.load(Ordering::Relaxed),
-            2 * (IDLE_POLLS - 1),
-            "its peers are still kicked"
-        );
+        assert_eq!(device.polling.unanswered.load(Ordering::Relaxed), 2 * POLLS, "its peers are still kicked");
     }
 }

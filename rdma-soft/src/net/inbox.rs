@@ -143,6 +143,11 @@ impl Inbox {
         }
     }
 
+    /// Whether each call of [`poll`](Inbox::poll) reads the UDP socket, since the last packets came from there.
+    pub(crate) fn polls_udp(&self) -> bool {
+        self.last_source == Source::Udp
+    }
+
     /// Like [`receive`](Inbox::receive), but only for sources that `poll(2)` has reported as readable.
     pub(crate) fn receive_readable(
         &mut self,
