@@ -19,6 +19,8 @@ const ROLE: &str = "RDMA_HOSTS_ROLE";
 /// This host with its device.
 pub(crate) struct Lab {
     pub(crate) host: Host,
+    /// Dropped before the barrier, so the peer finds rxe0 again after that.
+    _without_rxe: Option<WithoutRxe>,
     pub(crate) barrier: Barrier,
     library: String,
     /// Link-local IPv6 address of the interface.
@@ -27,7 +29,6 @@ pub(crate) struct Lab {
     pub(crate) port: u16,
     /// Faults of soft0: `RDMA_SOFT_FAULTS`.
     pub(crate) faults: &'static str,
-    _without_rxe: Option<WithoutRxe>,
 }
 
 impl Lab {
@@ -40,7 +41,7 @@ impl Lab {
         let link_local = host.link_local();
         let without_rxe = (!host.is_first).then(|| WithoutRxe::new(&host));
         let barrier = Barrier::new(&host);
-        Some(Lab { host, barrier, library, link_local, port: 19_000, faults: "", _without_rxe: without_rxe })
+        Some(Lab { host, _without_rxe: without_rxe, barrier, library, link_local, port: 19_000, faults: "" })
     }
 
     pub(crate) fn has_soft(&self) -> bool {
@@ -115,8 +116,9 @@ struct WithoutRxe {
 impl WithoutRxe {
     fn new(host: &Host) -> WithoutRxe {
         run("rdma", &["link", "delete", "rxe0"]);
+        let without = WithoutRxe { interface: host.interface.clone() };
         run("modprobe", &["--remove", "rdma_rxe"]);
-        WithoutRxe { interface: host.interface.clone() }
+        without
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::transport::Time;
 
-/// Longest delay of an ACK.
+/// Longest delay of an ACK, unless a channel is [direct](super::direct). A reply within this time is prompt.
 pub(crate) const ACK_DELAY: Duration = Duration::from_micros(200);
 
 /// Replies in a row that the first delay requires.

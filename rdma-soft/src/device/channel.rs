@@ -11,7 +11,7 @@ use super::signal::{Signal, is_nonblocking, is_readable, read, read_now};
 /// An event of a completion channel that is still in the channel's queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pending {
-    /// It was taken from the count of the signal.
+    /// It was taken from the count of the signal, or before it was counted.
     Taken,
     /// It is still in the count, so another thread may take it first.
     Counted,
@@ -56,8 +56,8 @@ pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
 /// A completion channel.
 ///
 /// The queue changes with the device locked. A thread first takes an event from the count of the signal, by [`take`], and then from
-/// the queue. So both agree for the program: while the queue has an event that no thread is taking, the descriptor is readable or
-/// is about to be.
+/// the queue. So both agree for the program: while the queue has an event that is not held and that no thread is taking, the
+/// descriptor is readable or is about to be.
 ///
 /// Destroying a completion queue removes its events from the queue first. Other threads may already have taken some of them from
 /// the count. `owed` is the number of these threads that will find no event: `counted + taken + held = queued + owed`, where
@@ -71,7 +71,8 @@ pub(crate) struct Channel {
     pub(super) queue: VecDeque<u32>,
     /// Events that threads have taken from the count and that are no longer in the queue.
     owed: usize,
-    /// Events in the queue that are not in the count: [`Events::hold`](super::events::Events::hold).
+    /// Events that are held: [`Events::hold`](super::events::Events::hold). They are in the queue, and neither in the count nor
+    /// taken.
     pub(super) held: u32,
     /// Whether `ibv_get_cq_event` has failed with `EAGAIN`. A program that calls it again expects that.
     pub(super) was_empty: bool,

@@ -179,10 +179,11 @@ impl Cq {
         }
     }
 
-    /// Raises the event that is due at arming, unless the channel already has one of this queue.
+    /// Raises the event that is due at arming, unless the channel already has one of this queue. That one may be held.
     pub(crate) fn notify_armed(&mut self, number: u32, events: &mut Events) {
-        if self.queued_events == 0 {
-            self.notify(number, events);
+        match self.channel {
+            Some(channel) if self.queued_events > 0 => events.release(channel),
+            _ => self.notify(number, events),
         }
     }
 

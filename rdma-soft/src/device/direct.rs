@@ -6,9 +6,9 @@
 //!
 //! Meanwhile the server thread serves timers and multicast groups, and scans for packets: every
 //! [`ACK_DELAY`](super::ack_delay::ACK_DELAY) while it finds some and the program has not run since the last scan. Otherwise the
-//! interval doubles up to [`LONGEST_SCAN_INTERVAL`]. So a packet waits at most that long if the program is busy, and so does an
-//! ACK that is delayed. The server ends the direct mode when the program has taken no event for a millisecond. A program that has
-//! left packets and has not run since has longer.
+//! interval doubles up to [`LONGEST_SCAN_INTERVAL`], since a program that runs takes its packets itself. A packet waits at most
+//! that long if the program is busy. An ACK is delayed for at most that long. The server ends the direct mode when the program has
+//! taken no event for a millisecond. A program that has left packets and has not run since has longer.
 //!
 //! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
 //! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its
@@ -128,7 +128,8 @@ impl Core {
 }
 
 impl Device {
-    /// Returns the time until the next scan if a channel is direct. Ends the direct mode if it does not pay any more.
+    /// Returns the time until the next scan if a channel is direct. Ends the direct mode if it does not pay any more. Raises the
+    /// events that were held.
     ///
     /// The server calls it after a scan of all sources, with the device locked. `has_found` says whether that scan found packets.
     pub(super) fn review_direct(&self, core: &mut Core, has_found: bool, now: Time) -> Option<Duration> {
@@ -136,8 +137,8 @@ impl Device {
         let is_busy = current.review.record(has_found, self.frequency.calls.load(Ordering::Relaxed), self.polls());
         let (channel, review) = (current.channel, &current.review);
         let (interval, scan_interval) = (review.event_interval(), review.scan_interval());
-        core.state.shared.events.release(channel);
         if !is_busy && self.frequency.was_taken_within(channel, interval, now) {
+            core.state.shared.events.release(channel);
             return Some(scan_interval);
         }
         if is_busy {
@@ -147,7 +148,7 @@ impl Device {
         None
     }
 
-    /// Ends the direct mode of the channel that has it.
+    /// Ends the direct mode of the channel that has it, and raises the events that were held.
     pub(super) fn end_locked(&self, core: &mut Core) {
         if let Some(Current { channel, readable: Some(epoll), .. }) = core.direct.current.take() {
             core.direct.sockets.iter().for_each(|sockets| epoll.remove(sockets.fd()));

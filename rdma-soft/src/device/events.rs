@@ -98,7 +98,7 @@ impl Events {
         self.channels.get(channel).is_some_and(|channel| !channel.queue.is_empty())
     }
 
-    /// Takes an event of a completion channel before its signal is raised. Returns whether there was one.
+    /// Takes an event of a completion channel that is held, or whose signal is not raised yet. Returns whether there was one.
     pub(super) fn take_unraised(&mut self, channel: u32) -> bool {
         let Some(channel) = self.channels.get_mut(channel) else { return false };
         if channel.held > 0 {
@@ -110,7 +110,8 @@ impl Events {
 
     /// Holds the last event of a completion channel, if it is of `cq` and its signal is not raised yet. Returns whether it does.
     ///
-    /// [`take_unraised`](Events::take_unraised) finds a held event, and [`release`](Events::release) raises its signal.
+    /// The signal of a held event is raised by [`release`](Events::release), unless [`take_unraised`](Events::take_unraised) takes
+    /// the event before.
     pub(super) fn hold(&mut self, channel: u32, cq: u32) -> bool {
         let Some(channel) = self.channels.get_mut(channel) else { return false };
         let is_held = channel.queue.back() == Some(&cq) && self.wakeups.take(&channel.signal);

@@ -19,7 +19,7 @@ const UNANSWERED_POLLS: u32 = 128;
 /// Empty polls since the last packet or wait after which the thread yields the processor.
 const IDLE_POLLS: u32 = 32;
 
-/// As how many of them a poll counts that reads a UDP socket. It takes a system call.
+/// A poll that reads a UDP socket takes a system call, and counts as this many of [`IDLE_POLLS`].
 const UDP_WEIGHT: u32 = 8;
 
 thread_local! {
@@ -44,7 +44,7 @@ pub(super) struct Polling {
     count: AtomicU32,
     /// Empty polls since the last packet, approximately.
     unanswered: AtomicU32,
-    /// Empty polls since the last packet or wait, approximately.
+    /// Empty polls since the last packet or wait, approximately. Those that read a UDP socket count [`UDP_WEIGHT`] times.
     idle: AtomicU32,
 }
 
@@ -93,7 +93,7 @@ impl Device {
         if add(unanswered, 1) == UNANSWERED_POLLS {
             self.kick();
         }
-        // The peer may be waiting for this processor.
+        // The peer may be waiting for this processor. The count has just passed a multiple of `IDLE_POLLS`.
         if add(idle, weight) % IDLE_POLLS < weight {
             std::thread::yield_now()
         } else {

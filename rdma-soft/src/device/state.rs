@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub(crate) delayed: Vec<u32>,
     /// Deadline of the delayed ACKs.
     pub(crate) ack_deadline: Option<Time>,
-    /// Longest delay of an ACK: longer while a channel is [direct](super::direct).
+    /// Longest delay of an ACK that is delayed from now on. It is longer while a channel is [direct](super::direct).
     pub(super) ack_delay: Duration,
     /// Timers, the earliest first. A timer is stale unless it equals [`Qp::timer`] of its queue pair.
     timers: BinaryHeap<Reverse<(Time, u32)>>,

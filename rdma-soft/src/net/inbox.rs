@@ -162,8 +162,9 @@ impl Inbox {
             return has_udp;
         }
         let mut has_shm = self.receive_shm(socket, &mut each);
-        // Without packets, a peer has connected, closed a connection, or made room, unless the packets were taken before. While
-        // packets arrive, check for that now and then.
+        // Without packets, a peer has connected, closed a connection, or made room, unless a peer has woken this thread for packets
+        // that another one took. While packets arrive, check for that now and then. A program that waits for edges may have used up
+        // that of a new connection. The server finds the connection at its next scan.
         if !has_shm && !self.was_woken() || self.polls % FULL_CHECK_UDP == 0 {
             if let Some(shm) = socket.shm() {
                 self.receivers.handle_events(shm);
@@ -241,7 +242,7 @@ impl Inbox {
 
     /// Whether a same-host peer has woken the thread that waits at [`Socket::shm_fd`], because of a message.
     pub(crate) fn was_woken(&self) -> bool {
-        self.receivers.were_woken()
+        self.receivers.was_woken()
     }
 
     /// Asks same-host peers to wake the thread that waits at [`Socket::shm_fd`] for messages. Returns `false` if there is one

@@ -109,7 +109,7 @@ impl ShmReceivers {
     }
 
     /// Whether a peer has woken this process since it was armed. Arming again reads its wake byte.
-    pub(super) fn were_woken(&self) -> bool {
+    pub(super) fn was_woken(&self) -> bool {
         let mut incoming = self.receivers.iter().filter_map(|receiver| receiver.incoming.as_ref());
         incoming.any(|(_, receiver)| receiver.was_woken())
     }

@@ -6,8 +6,8 @@ use crate::device::lock::Device;
 impl Core {
     /// Holds the event that a poll of `cq` has just raised on the direct channel. Returns whether there was one.
     ///
-    /// The descriptor must be one that the packets make readable. Otherwise, nobody would wake a program that waits for it in
-    /// `poll(2)` before it calls `ibv_get_cq_event(3)`.
+    /// Only if packets make the descriptor readable. Otherwise, a program that waits for it in `poll(2)` would always wait for the
+    /// next scan.
     pub(in crate::device) fn hold_event(&mut self, cq: u32) -> bool {
         let current = self.direct.current.as_ref().filter(|current| current.readable.is_some());
         current.is_some_and(|current| self.state.shared.events.hold(current.channel, cq))
@@ -15,7 +15,7 @@ impl Core {
 }
 
 impl Device {
-    /// Raises the events that were held: a poll has left completions in its queue.
+    /// Raises the events that are held. For a poll that holds one and leaves completions in its queue.
     #[cold]
     pub(crate) fn release_events(&self) {
         let mut core = self.lock();
@@ -28,9 +28,12 @@ impl Device {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::super::tests::{channel_of, direct_device, is_readable, set_nonblocking, take_event, would_block};
     use super::*;
     use crate::device::channel::ChannelFds;
+    use crate::device::cq::{Completions, Cq};
 
     /// The queue whose events [`take_event`] expects.
     const CQ: u32 = 7;
@@ -72,6 +75,25 @@ mod tests {
             assert!(is_readable(fds));
             take_event(&device, channel, fds);
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn arming_a_queue_that_has_a_completion_raises_its_held_event() {
+        let (device, channel, fds) = device_that_holds();
+        let mut cq = Cq {
+            completions: Arc::new(Completions::new(1)),
+            context: 0,
+            channel: Some(channel),
+            object: 0,
+            users: 0,
+            queued_events: 1,
+            events: (0, 0),
+        };
+        cq.notify_armed(CQ, &mut device.lock().state.shared.events);
+        assert!(is_readable(fds));
+        take_event(&device, channel, fds);
+        assert!(would_block(&device, channel, fds), "there was one event");
     }
 
     #[test]
