@@ -44,7 +44,7 @@ pub(super) struct Polling {
     count: AtomicU32,
     /// Empty polls since the last packet, approximately.
     unanswered: AtomicU32,
-    /// Empty polls since the last packet or wait, approximately. Those that read a UDP socket count [`UDP_WEIGHT`] times.
+    /// Empty polls since the last packet or wait, approximately. One that reads a UDP socket counts as [`UDP_WEIGHT`] polls.
     idle: AtomicU32,
 }
 

@@ -163,8 +163,8 @@ impl Inbox {
         }
         let mut has_shm = self.receive_shm(socket, &mut each);
         // Without packets, a peer has connected, closed a connection, or made room, unless a peer has woken this thread for packets
-        // that another one took. While packets arrive, check for that now and then. A program that waits for edges may have used up
-        // that of a new connection. The server finds the connection at its next scan.
+        // that another one took. While packets arrive, check for that now and then. An edge-triggered program may then miss a new
+        // connection, which the server accepts at its next scan.
         if !has_shm && !self.was_woken() || self.polls % FULL_CHECK_UDP == 0 {
             if let Some(shm) = socket.shm() {
                 self.receivers.handle_events(shm);
