@@ -7,13 +7,10 @@ use rdma_sys::*;
 use super::ah::AhObject;
 use super::limits::MAX_MESSAGE;
 use super::qp_object::{Limits, QpObject};
-use crate::check::{self, Owner};
-use crate::device::{Binding, Core, Device, Job, Locked, Qp, Shared, Task, device, observe};
+use crate::check::Owner;
+use crate::device::{Binding, Core, Job, Qp, Shared, Task, device, observe};
 use crate::transport::Request;
 use crate::wire::{Atomic, Trailer};
-
-/// Additional turns in which a post sends packets. A window, of at most 256 packets, takes four turns of a queue pair.
-const TURNS: u32 = 3;
 
 /// Returns the scatter/gather elements of a work request.
 ///
@@ -163,7 +160,7 @@ pub(crate) unsafe extern "C" fn post_send(
     // SAFETY: the caller passes a valid queue pair.
     let (number, limits) = unsafe { ((*qp).qp_num, &(*qp.cast::<QpObject>()).limits) };
     let mut core = device.lock();
-    let mut result = 0;
+    let (mut result, mut bytes) = (0, 0);
     while !wr.is_null() {
         // SAFETY: the caller passes a valid list.
         let of = unsafe { &*wr };
@@ -172,6 +169,7 @@ pub(crate) unsafe extern "C" fn post_send(
             let found = qp_to_post(&mut core, number, 1)?;
             // SAFETY: as above.
             found.queues.send.push(|job| unsafe { fill(job, limits, of, task, sges, len) });
+            bytes += u64::from(len);
             Ok(())
         });
         if let Err(errno) = posted {
@@ -182,7 +180,7 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         wr = of.next;
     }
-    process_posted(device, core, number);
+    device.start_posted(core, number, bytes);
     result
 }
 
@@ -196,33 +194,6 @@ pub(crate) fn qp_to_post(core: &mut Core, number: u32, count: usize) -> Result<&
         return Err(libc::EINVAL);
     }
     if found.queues.send.room() < count { Err(libc::ENOMEM) } else { Ok(found) }
-}
-
-/// Starts work that was just posted, in this thread.
-pub(crate) fn process_posted(device: &Device, mut core: Locked<'_>, number: u32) {
-    let state = &mut core.state;
-    if check::is_active() {
-        if let Some(found) = state.qps.get(&number) {
-            observe::posted_sends(found, &state.shared);
-        }
-    }
-    match state.qps.get_mut(&number) {
-        Some(found) if found.state == IBV_QPS_ERR => found.fail(&mut state.shared),
-        _ => state.mark_ready(number),
-    }
-    let (now, before) = (device.now(), core.state.shared.packets);
-    core.send(now);
-    // While a program polls all the time, the server does not send the remaining packets. The program may wait for memory next, so
-    // this sends them.
-    for _ in 0..TURNS {
-        if !core.is_busy() || !device.server.is_idle() {
-            break;
-        }
-        core.send(now);
-    }
-    core.receive_own(now);
-    device.count_packets(&core, before);
-    device.unlock(core);
 }
 
 pub(crate) unsafe extern "C" fn post_recv(

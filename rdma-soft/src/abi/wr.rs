@@ -7,7 +7,7 @@ use rdma_sys::*;
 
 use super::ah::AhObject;
 use super::lock;
-use super::post::{binding, process_posted, qp_to_post, sge_list, total_len};
+use super::post::{binding, qp_to_post, sge_list, total_len};
 use super::qp_object::{Batch, QpObject};
 use crate::device::{Destination, Job, Task, device};
 use crate::transport::Request;
@@ -83,17 +83,19 @@ fn post(batch: &mut Batch, number: u32) -> c_int {
     if batch.count == 0 {
         return 0;
     }
+    let jobs = &mut batch.jobs[..batch.count];
+    let bytes = jobs.iter().map(|job| u64::from(job.len)).sum();
     let mut core = device.lock();
     match qp_to_post(&mut core, number, batch.count) {
         Ok(found) => {
-            for job in &mut batch.jobs[..batch.count] {
+            for job in jobs {
                 // The old entry becomes an unused one of the batch, whose memory is reused.
                 found.queues.send.push(|place| core::mem::swap(place, job));
             }
         }
         Err(errno) => return errno,
     }
-    process_posted(device, core, number);
+    device.start_posted(core, number, bytes);
     0
 }
 
@@ -287,7 +289,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         }),
         Err(errno) => return errno,
     }
-    process_posted(device, core, number);
+    device.start_posted(core, number, 0);
     // SAFETY: the caller passes a valid window. Like libibverbs, this writes the key that the window will have.
     unsafe { (*mw).rkey = ibv_inc_rkey((*mw).rkey) };
     0

@@ -88,42 +88,16 @@ mod tests {
 
     use super::*;
     use crate::device::core::{Core, Sources};
-    use crate::device::hostile::{LOCAL, PEER, PSN, Target, datagram, origin};
     use crate::device::lock::Device;
-    use crate::device::qp::{PKEY, Sending};
-    use crate::device::queues::Task;
+    use crate::device::qp::{Answers, Sending};
     use crate::device::state::State;
-    use crate::transport::Request;
-    use crate::wire::{Header, Operation, Psn, RemoteRange, Trailer, Transport};
-
-    /// Delivers a packet of the peer: a write of no bytes. `number` is its distance from the first PSN.
-    fn arrive(target: &mut Target, number: u32, now: Time) {
-        let header = Header {
-            transport: Transport::Rc,
-            operation: Operation::WriteOnly(RemoteRange { address: 0, rkey: 0, len: 0 }, None),
-            pkey: PKEY,
-            dest_qp: target.qp,
-            psn: Psn::new(PSN).add(number),
-            solicited: false,
-            ack_request: true,
-            migrated: true,
-            congestion: (false, false),
-        };
-        target.state.handle_packet(0, origin(PEER), LOCAL, (&datagram(&header, &[])).into(), now);
-    }
-
-    fn post(target: &mut Target) {
-        target.state.qps.get_mut(&target.qp).unwrap().queues.send.push(|job| {
-            job.task = Task::Request(Request::Send(Trailer::None));
-            job.is_inline = true;
-        });
-    }
+    use crate::device::target::Target;
 
     /// Sends all packets. Returns for each whether it is an ACK.
     fn sent(target: &mut Target, now: Time) -> Vec<bool> {
         let State { qps, shared, .. } = &mut target.state;
         let qp = qps.get_mut(&target.qp).unwrap();
-        let packets = std::iter::from_fn(|| qp.transmit(now, true, shared));
+        let packets = std::iter::from_fn(|| qp.transmit(now, Answers::DelayAcks, shared));
         packets
             .map(|sending| match sending {
                 Sending::Packet(_, outgoing) => outgoing.operation.is_answer(),
@@ -136,17 +110,17 @@ mod tests {
     fn an_ack_follows_the_reply_unless_the_peer_sends_more() {
         let mut target = Target::new(IBV_QPT_RC, 0);
         for number in 0..3 {
-            arrive(&mut target, number, Time(0));
+            target.arrive(number, Time(0));
             assert_eq!(sent(&mut target, Time(0)), [true], "nothing is known of the program yet");
-            post(&mut target);
+            target.post();
             assert_eq!(sent(&mut target, Time(1)), [false]);
         }
-        arrive(&mut target, 3, Time(0));
-        post(&mut target);
+        target.arrive(3, Time(0));
+        target.post();
         assert_eq!(sent(&mut target, Time(0)), [false, true]);
-        arrive(&mut target, 4, Time(0));
+        target.arrive(4, Time(0));
         assert_eq!(sent(&mut target, Time(0)), [false; 0]);
-        arrive(&mut target, 5, Time(0));
+        target.arrive(5, Time(0));
         assert_eq!(sent(&mut target, Time(0)), [true], "the peer does not wait for a reply");
     }
 
@@ -157,7 +131,7 @@ mod tests {
         let device = Device::new().unwrap();
         let mut target = Target::new(IBV_QPT_RC, 0);
         reply(&mut target.state.qps.get_mut(&target.qp).unwrap().ack_delay, REPLIES);
-        arrive(&mut target, 0, Time(0));
+        target.arrive(0, Time(0));
         let mut core = device.lock();
         core.state = std::mem::replace(&mut target.state, State::new());
         let is_waiting = |core: &Core| core.state.qps[&target.qp].ack_delay.is_waiting();

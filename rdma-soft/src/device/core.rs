@@ -2,11 +2,14 @@
 
 use std::net::IpAddr;
 
+use rdma_sys::IBV_QPS_RTS;
+
+use super::deferral::Deferral;
 use super::direct::Direct;
 use super::link::Link;
-use super::net_address;
+use super::net_address::{self, Destination};
 use super::outgoing::{Loopback, PayloadParts, send_datagram, send_packet};
-use super::qp::{Qp, Sending};
+use super::qp::{Answers, Qp, Sending};
 use super::state::State;
 use crate::net::{Group, Readable};
 use crate::transport::Time;
@@ -40,6 +43,7 @@ pub(crate) struct Core {
     pub(crate) state: State,
     pub(crate) links: Vec<Link>,
     pub(super) direct: Direct,
+    pub(super) deferral: Deferral,
     pub(super) parts: PayloadParts,
     /// Addresses of the links.
     addresses: Vec<IpAddr>,
@@ -53,6 +57,7 @@ impl Core {
             received_until: Time(0),
             state: State::new(),
             direct: Direct::new(links.len()),
+            deferral: Deferral::new(),
             addresses: links.iter().map(|link| link.socket.address()).collect(),
             links,
             parts: PayloadParts::new(),
@@ -204,12 +209,21 @@ impl Core {
         self.state.qps.get(&number).is_some_and(|qp| is_qp_blocked(qp, &self.links))
     }
 
+    /// Notes a post with `bytes` of data, while the server is idle. Returns whether it waits until the program polls.
+    pub(super) fn defer(&mut self, number: u32, bytes: u64, now: Time) -> bool {
+        let Core { state, links, deferral, .. } = self;
+        let Some(qp) = state.qps.get(&number).filter(|qp| qp.state == IBV_QPS_RTS) else { return false };
+        let Some(Destination { link, address, .. }) = qp.peer else { return false };
+        !links[link].outbox.shares_memory_with(&address) && deferral.post(bytes, now)
+    }
+
     /// Gives each queue pair that has packets to send its turn.
     pub(crate) fn send(&mut self, now: Time) {
         self.send_now(now, false);
     }
 
-    /// Like [`Core::send`]. With `may_delay`, an ACK that is likely to get a reply waits for it, for a limited time.
+    /// Like [`Core::send`]. With `may_delay`, an ACK that is likely to get a reply waits for it, for a limited time. If posts have
+    /// waited, each queue pair has a turn for its requests first.
     pub(super) fn send_now(&mut self, now: Time, may_delay: bool) {
         let may_delay = may_delay && self.state.ack_deadline.is_none_or(|at| now < at);
         if !may_delay {
@@ -234,9 +248,18 @@ impl Core {
             }
             is_blocked
         });
+        if self.deferral.end() && self.state.ready.len() > 1 {
+            // Packets of one length share a message to the kernel, so the ACKs follow all requests.
+            for at in 0..self.state.ready.len() {
+                if let Some(number) = self.state.ready.get(at) {
+                    self.turn(*number, now, Answers::Leave);
+                }
+            }
+        }
+        let answers = if may_delay { Answers::DelayAcks } else { Answers::Send };
         for _ in 0..self.state.ready.len() {
             let Some(number) = self.state.ready.pop_front() else { break };
-            let is_left = self.turn(number, now, may_delay);
+            let is_left = self.turn(number, now, answers);
             let is_blocked = is_left && self.is_qp_blocked(number);
             if let Some(qp) = self.state.qps.get_mut(&number) {
                 qp.is_ready = is_left;
@@ -264,7 +287,7 @@ impl Core {
     }
 
     /// Sends packets of a queue pair, at most [`TURN`]. Returns whether more are left.
-    fn turn(&mut self, number: u32, now: Time, may_delay: bool) -> bool {
+    fn turn(&mut self, number: u32, now: Time, answers: Answers) -> bool {
         let Core { state, links, parts, has_sent_to_self, .. } = self;
         let mut loopback = Vec::new();
         let State { qps, shared, .. } = state;
@@ -274,9 +297,11 @@ impl Core {
             if is_qp_blocked(qp, links) {
                 break;
             }
-            match qp.transmit(now, may_delay, shared) {
+            match qp.transmit(now, answers, shared) {
                 None => {
-                    qp.update_state(shared);
+                    if answers != Answers::Leave {
+                        qp.update_state(shared);
+                    }
                     is_left = false;
                     break;
                 }
@@ -289,7 +314,7 @@ impl Core {
                 }
             }
         }
-        if qp.ack_delay.is_waiting() {
+        if answers != Answers::Leave && qp.ack_delay.is_waiting() {
             state.delay_ack(number, now);
         }
         for Loopback { from, group, datagram } in loopback {

@@ -1,174 +1,17 @@
 //! Hostile packets: none accesses memory outside the registered region, and none causes a panic.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
-
 use proptest::prelude::*;
 use rdma_sys::*;
 
-use super::cq::{Completions, Cq};
-use super::host::{Identity, Shared};
+use super::host::Shared;
 use super::keys::{Binding, Registration};
 use super::net_address::Destination;
-use super::qp::{Qp, Sending};
+use super::qp::{Answers, Qp};
 use super::queues::Task;
 use super::state::State;
-use crate::net::Origin;
-use crate::transport::{Payload, Request, Time};
-use crate::wire::{Ack, Atomic, Header, ICRC, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer, Transport};
-
-pub(super) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 1, 1, 1));
-pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 2, 2, 2));
-const PAGE: usize = 4096;
-const MTU: u32 = 256;
-pub(super) const PSN: u32 = 0xff_fff0;
-const QKEY: u32 = 0x1234;
-
-/// A device with three pages of memory, of which the middle one is registered.
-pub(super) struct Target {
-    pub(super) state: State,
-    memory: Vec<u8>,
-    region: usize,
-    rkey: u32,
-    pub(super) qp: u32,
-    receive_buffer: Vec<u8>,
-}
-
-impl Target {
-    pub(super) fn new(kind: ibv_qp_type, access: u32) -> Box<Target> {
-        let mut target = Box::new(Target {
-            state: State::new(),
-            memory: vec![0x55; 4 * PAGE],
-            region: 0,
-            rkey: 0,
-            qp: 0,
-            receive_buffer: vec![0; 64],
-        });
-        target.region = (target.memory.as_ptr() as usize).next_multiple_of(PAGE) + PAGE;
-        let start = target.region as u64;
-        let mut register = |address, len, access| {
-            let wanted = Registration { pd: 1, address, len, iova: address, access };
-            target.state.shared.keys.register(&wanted)
-        };
-        target.rkey = register(start, PAGE as u64, access | IBV_ACCESS_LOCAL_WRITE.0);
-        let (address, len) = (target.receive_buffer.as_ptr() as u64, target.receive_buffer.len());
-        let lkey = register(address, len as u64, IBV_ACCESS_LOCAL_WRITE.0);
-        let cq = |state: &mut State| {
-            state.shared.cqs.insert(Cq {
-                completions: Arc::new(Completions::new(64)),
-                context: 1,
-                channel: None,
-                object: 0,
-                users: 0,
-                queued_events: 0,
-                events: (0, 0),
-            })
-        };
-        let (send_cq, recv_cq) = (cq(&mut target.state), cq(&mut target.state));
-        let cap = ibv_qp_cap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        target.qp = target.state.add_qp(Identity {
-            number: 0,
-            pd: 1,
-            context: 1,
-            object: 0,
-            kind,
-            send_cq,
-            recv_cq,
-            srq: None,
-            is_all_signaled: true,
-            cap,
-        });
-        target.connect(kind);
-        let qp = target.state.qps.get_mut(&target.qp).unwrap();
-        let sge = ibv_sge { addr: address, length: len as u32, lkey };
-        (0..4).for_each(|id| qp.queues.receive.push(id, &[sge]).unwrap());
-        target
-    }
-
-    fn connect(&mut self, kind: ibv_qp_type) {
-        let State { qps, shared, .. } = &mut self.state;
-        let qp = qps.get_mut(&self.qp).unwrap();
-        let attr = ibv_qp_attr {
-            port_num: 1,
-            qkey: QKEY,
-            qp_access_flags: (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC).0,
-            path_mtu: IBV_MTU_256,
-            dest_qp_num: 77,
-            rq_psn: PSN,
-            sq_psn: PSN,
-            max_dest_rd_atomic: 4,
-            max_rd_atomic: 4,
-            timeout: 20,
-            retry_cnt: 7,
-            rnr_retry: 7,
-            ..ibv_qp_attr::zeroed()
-        };
-        let common = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-        let route = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-        let masks = match kind {
-            IBV_QPT_RC => [
-                common | IBV_QP_ACCESS_FLAGS,
-                route | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-                IBV_QP_STATE
-                    | IBV_QP_SQ_PSN
-                    | IBV_QP_TIMEOUT
-                    | IBV_QP_RETRY_CNT
-                    | IBV_QP_RNR_RETRY
-                    | IBV_QP_MAX_QP_RD_ATOMIC,
-            ],
-            IBV_QPT_UC => [common | IBV_QP_ACCESS_FLAGS, route, IBV_QP_STATE | IBV_QP_SQ_PSN],
-            _ => [common | IBV_QP_QKEY, IBV_QP_STATE, IBV_QP_STATE | IBV_QP_SQ_PSN],
-        };
-        let peer = Some(Destination { link: 0, address: PEER, class: 0 });
-        for (mask, state) in masks.into_iter().zip([IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]) {
-            let attr = ibv_qp_attr { qp_state: state, ..attr };
-            qp.modify(&attr, mask.0, peer, 64, shared).unwrap();
-        }
-    }
-
-    /// Handles a packet, sends all packets that follow from it, and checks the memory.
-    fn deliver(&mut self, datagram: &[u8]) {
-        let now = Time(1);
-        self.state.handle_packet(0, origin(PEER), LOCAL, datagram.into(), now);
-        let State { qps, shared, .. } = &mut self.state;
-        let qp = qps.get_mut(&self.qp).unwrap();
-        // At most four reads of a page are answered at once. Their responses have fewer packets than this.
-        for _ in 0..200 {
-            match qp.transmit(now, false, shared) {
-                Some(Sending::Packet(_, outgoing)) => {
-                    if let Payload::Remote { place, len } = outgoing.payload {
-                        let (from, to) = (place.0 as usize, place.0 as usize + len as usize);
-                        assert!(self.region <= from && to <= self.region + PAGE, "{from:#x} to {to:#x} is read");
-                    }
-                }
-                Some(Sending::Datagram(_)) => {}
-                None => break,
-            }
-        }
-        qp.update_state(shared);
-        let start = self.region - self.memory.as_ptr() as usize;
-        for closed in [&self.memory[..start], &self.memory[start + PAGE..]] {
-            assert!(*closed == [0x55; 4 * PAGE][..closed.len()], "memory outside the region was written");
-        }
-    }
-
-    fn region_bytes(&self) -> &[u8] {
-        let start = self.region - self.memory.as_ptr() as usize;
-        &self.memory[start..][..PAGE]
-    }
-}
-
-pub(super) fn origin(address: IpAddr) -> Origin {
-    Origin { address, class: 0, hops: 64 }
-}
-
-/// A packet without a valid invariant CRC, which is checked before.
-pub(super) fn datagram(header: &Header, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = header.encode(payload.len()).to_vec();
-    bytes.extend(payload);
-    bytes.resize(bytes.len() + Header::padding(payload.len()) + ICRC, 0);
-    bytes
-}
+use super::target::*;
+use crate::transport::{Request, Time};
+use crate::wire::{Ack, Atomic, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer, Transport};
 
 /// The first packet of a connection, or a datagram.
 fn packet(dest_qp: u32, transport: Transport, operation: Operation, pkey: u16, payload: &[u8]) -> Vec<u8> {
@@ -495,16 +338,15 @@ fn a_draining_send_queue_starts_no_message() {
         post(qp);
         post(qp);
         if kind != IBV_QPT_UD {
-            assert!(qp.transmit(Time(1), false, shared).is_some());
+            assert!(qp.transmit(Time(1), Answers::Send, shared).is_some());
             qp.packet_built(shared);
         }
         change(qp, IBV_QPS_SQD, shared);
-        let packets = std::iter::from_fn(|| qp.transmit(Time(1), false, shared).inspect(|_| qp.packet_built(shared)))
-            .take(9)
-            .count();
+        let next = || qp.transmit(Time(1), Answers::Send, shared).inspect(|_| qp.packet_built(shared));
+        let packets = std::iter::from_fn(next).take(9).count();
         assert_eq!(packets, if kind == IBV_QPT_UD { 0 } else { 1 }, "{kind:?}");
         change(qp, IBV_QPS_RTS, shared);
-        assert!(qp.transmit(Time(1), false, shared).is_some(), "{kind:?}");
+        assert!(qp.transmit(Time(1), Answers::Send, shared).is_some(), "{kind:?}");
     }
 }
 
@@ -521,7 +363,7 @@ fn endless_rnr_naks_set_few_timers() {
         // The RNR timer expires no matter which packets were received.
         state.expire(now, Time(0));
         let qp = state.qps.get_mut(&number).unwrap();
-        assert!(qp.transmit(now, false, &mut state.shared).is_some(), "{turn}");
+        assert!(qp.transmit(now, Answers::Send, &mut state.shared).is_some(), "{turn}");
         state.set_timer(number);
         let refusal = Ack { syndrome: Syndrome::ReceiverNotReady(1), msn: Psn::new(0) };
         let bytes = packet(number, Transport::Rc, Operation::Acknowledge(refusal), 0xffff, &[]);
@@ -540,8 +382,9 @@ fn a_timer_expires_only_after_all_earlier_packets_were_handled() {
         job.task = Task::Request(Request::Send(Trailer::None));
         job.is_inline = true;
     });
-    let sends =
-        |state: &mut State, now| state.qps.get_mut(&number).unwrap().transmit(now, false, &mut state.shared).is_some();
+    let sends = |State { qps, shared, .. }: &mut State, now| {
+        qps.get_mut(&number).unwrap().transmit(now, Answers::Send, shared).is_some()
+    };
     assert!(sends(state, Time(0)));
     state.set_timer(number);
     let (due, later) = (state.wake_at().unwrap(), Time(3_600_000_000_000));
@@ -565,7 +408,7 @@ fn invalid_work_moves_its_queue_pair_to_the_error_state_at_once() {
                 job.is_inline = true;
             });
         });
-        assert!(qp.transmit(Time(1), false, shared).is_some());
+        assert!(qp.transmit(Time(1), Answers::Send, shared).is_some());
         qp.fail_at(1, IBV_WC_LOC_PROT_ERR, shared);
         assert_eq!(qp.state, IBV_QPS_ERR, "{kind:?}");
         let mut ends = Vec::new();
@@ -591,7 +434,7 @@ fn a_reset_unbinds_the_windows_of_the_previous_peer() {
     let State { qps, shared, .. } = &mut target.state;
     let reset = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..ibv_qp_attr::zeroed() };
     qps.get_mut(&number).unwrap().modify(&reset, IBV_QP_STATE.0, None, 64, shared).unwrap();
-    target.connect(IBV_QPT_RC);
+    target.connect(target.qp, IBV_QPT_RC);
     target.memory.fill(0x55);
     target.deliver(&bytes);
     assert_eq!(target.region_bytes()[..8], [0x55; 8]);

@@ -73,6 +73,9 @@ impl Drop for Locked<'_> {
     }
 }
 
+/// How long the end of the program waits for the device.
+const FLUSH: Duration = Duration::from_millis(10);
+
 /// The device of this process, or the reason why there is none.
 static DEVICE: OnceLock<Result<Device, Unavailable>> = OnceLock::new();
 
@@ -202,10 +205,16 @@ impl Device {
         }
     }
 
-    /// Sends pending packets. If another thread has locked the device, that thread sends them.
+    /// Sends pending packets, unless other threads keep the device locked for long.
     pub(super) fn flush(&self) {
-        if let Some(mut core) = self.try_lock() {
-            core.send(self.now());
+        let start = self.now();
+        loop {
+            match self.try_lock() {
+                Some(mut core) => return core.send(self.now()),
+                // A signal handler of the thread that holds the lock may end the program.
+                None if self.now() > start + FLUSH => return,
+                None => std::thread::yield_now(),
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The device: one per process, behind one lock.
 //!
-//! A thread that posts or polls makes the device progress itself, without handing over to another thread. The [`server`] thread
-//! serves peers and timers while no thread polls.
+//! A thread that posts or polls makes the device progress itself, without handing over to another thread. Some posts
+//! [wait](deferral) for the next poll. The [`server`] thread serves peers and timers while no thread polls.
 //!
 //! The device uses the constants of rdma-sys's bindings and the structures `ibv_wc`, `ibv_sge`, `ibv_qp_cap` and `ibv_qp_attr`. So
 //! it copies a completion to the program's array without a conversion. The device calls no C function of libibverbs. It knows the
@@ -15,6 +15,7 @@ mod channel;
 pub(crate) mod cma;
 mod core;
 mod cq;
+mod deferral;
 mod direct;
 #[cfg_attr(miri, path = "epoll_of_miri.rs")]
 mod epoll;
@@ -45,6 +46,8 @@ mod setup;
 mod signal;
 mod slab;
 pub(crate) mod state;
+#[cfg(test)]
+mod target;
 pub(crate) mod traffic;
 mod wakeups;
 

@@ -9,7 +9,7 @@ use crate::check;
 use crate::transport::Time;
 
 /// Interval of checks whether the program still polls. A program without a poll in this time has stopped.
-const IDLE_CHECK: Duration = Duration::from_micros(400);
+pub(super) const IDLE_CHECK: Duration = Duration::from_micros(400);
 
 /// Shortest time over which polls are counted, as every packet wakes the thread.
 const MIN_SAMPLE: Duration = Duration::from_micros(200);
@@ -84,7 +84,7 @@ impl PollDetector {
             core.disarm_wakeups();
             wait_set.fill_idle(&core, wake);
         }
-        let mut polls = device.polls();
+        let (mut polls, mut sweeps) = (device.polls(), device.sweeps());
         let was_woken = loop {
             match wait_set.nap(device, IDLE_CHECK) {
                 Woken::Program => break true,
@@ -97,7 +97,13 @@ impl PollDetector {
                     core.disarm_wakeups();
                 }
                 Woken::Timeout if device.polls() == polls => break false,
-                Woken::Timeout => polls = device.polls(),
+                Woken::Timeout => {
+                    // Other threads keep the device locked for all polls, and posts may wait.
+                    if sweeps == device.sweeps() {
+                        device.lock_in_turn().send(device.now());
+                    }
+                    (polls, sweeps) = (device.polls(), device.sweeps());
+                }
             }
         };
         wake.leave_idle();

@@ -1,11 +1,18 @@
-//! Progress of the device in a thread of the program that polls.
+//! Progress of the device in threads of the program, which poll and post.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rdma_sys::IBV_QPS_ERR;
+
 use super::core::{Core, Sources};
-use super::lock::Device;
+use super::lock::{Device, Locked};
+use super::observe;
+use crate::check;
 use crate::transport::Time;
+
+/// Additional turns in which a post sends packets. A window, of at most 256 packets, takes four turns of a queue pair.
+const TURNS: u32 = 3;
 
 /// Packets that count as a poll. They take a few microseconds, less than the time between the polls of a program that polls all the
 /// time.
@@ -42,6 +49,8 @@ pub fn packets_of_thread() -> u32 {
 pub(super) struct Polling {
     /// Polls, approximately. The server stays idle while the program polls all the time.
     count: AtomicU32,
+    /// Polls that have sent and received packets while the server was idle. Written with the device locked.
+    sweeps: AtomicU32,
     /// Empty polls since the last packet, approximately.
     unanswered: AtomicU32,
     /// Empty polls since the last packet or wait, approximately. One that reads a UDP socket counts as [`UDP_WEIGHT`] polls.
@@ -72,8 +81,10 @@ impl Device {
                 self.unlock(core);
                 return any;
             }
-            // A program that polls all the time polls or posts again. That sends the ACKs, together with posted work. If the
-            // program stops, the server sends them, or the call that ends the queue pair or the program does.
+            // A program that polls all the time polls again. That sends the ACKs and the posts that wait. If the program stops, the
+            // server sends them, or the call that ends the queue pair or the program does.
+            core.deferral.poll();
+            self.polling.sweeps.store(self.sweeps().wrapping_add(1), Ordering::Relaxed);
             core.send_now(now, true);
             let any = core.receive(now, Sources::Recent);
             self.count_packets(&core, before);
@@ -100,6 +111,36 @@ impl Device {
             std::hint::spin_loop()
         }
         false
+    }
+
+    /// Starts work, with `bytes` of data, that this thread has just posted to a queue pair.
+    pub(crate) fn start_posted(&self, mut core: Locked<'_>, number: u32, bytes: u64) {
+        let state = &mut core.state;
+        if check::is_active() {
+            if let Some(found) = state.qps.get(&number) {
+                observe::posted_sends(found, &state.shared);
+            }
+        }
+        match state.qps.get_mut(&number) {
+            Some(found) if found.state == IBV_QPS_ERR => found.fail(&mut state.shared),
+            _ => state.mark_ready(number),
+        }
+        let (now, before) = (self.now(), core.state.shared.packets);
+        if self.server.is_idle() && core.defer(number, bytes, now) {
+            return self.unlock(core);
+        }
+        core.send(now);
+        // While a program polls all the time, the server does not send the remaining packets. The program may wait for memory
+        // next, so this sends them.
+        for _ in 0..TURNS {
+            if !core.is_busy() || !self.server.is_idle() {
+                break;
+            }
+            core.send(now);
+        }
+        core.receive_own(now);
+        self.count_packets(&core, before);
+        self.unlock(core);
     }
 
     /// Receives and sends packets for a program that does not poll all the time.
@@ -150,6 +191,11 @@ impl Device {
 
     pub(crate) fn polls(&self) -> u32 {
         self.polling.count.load(Ordering::Relaxed)
+    }
+
+    /// Number of polls that have sent all posts that waited.
+    pub(super) fn sweeps(&self) -> u32 {
+        self.polling.sweeps.load(Ordering::Relaxed)
     }
 }
 

@@ -63,6 +63,17 @@ enum Machine {
     },
 }
 
+/// What a queue pair does with the answers that it owes its peer: ACKs and responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answers {
+    /// It sends them after its requests.
+    Send,
+    /// Like [`Answers::Send`], but an ACK [may wait](AckDelay::is_waiting).
+    DelayAcks,
+    /// It leaves them for another turn.
+    Leave,
+}
+
 /// A packet that a queue pair sends.
 #[derive(Debug)]
 pub(crate) enum Sending {
@@ -246,8 +257,8 @@ impl Qp {
 
     /// Returns the next packet. `None` if there is none at the moment, or if the queue pair has failed.
     ///
-    /// With `may_delay`, an ACK [may wait](AckDelay::is_waiting) for a later call.
-    pub(crate) fn transmit(&mut self, now: Time, may_delay: bool, shared: &mut Shared) -> Option<Sending> {
+    /// Answers may be left for a later call.
+    pub(crate) fn transmit(&mut self, now: Time, answers: Answers, shared: &mut Shared) -> Option<Sending> {
         if let Err(status) = self.stage(shared) {
             // All earlier work has completed, so the failed work is the oldest.
             self.fail_at(self.queues.send.head(), status, shared);
@@ -263,8 +274,11 @@ impl Qp {
                 self.ack_delay.request_sent(now, responder.owes_ack());
                 return Some(Sending::Packet(Transport::Rc, request));
             }
+            if answers == Answers::Leave {
+                return None;
+            }
             if responder.owes_ack() {
-                if may_delay && responder.was_asked_once() && self.ack_delay.begin() {
+                if answers == Answers::DelayAcks && responder.was_asked_once() && self.ack_delay.begin() {
                     return None;
                 }
                 self.ack_delay.ack_sent(now);

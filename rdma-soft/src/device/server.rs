@@ -197,7 +197,7 @@ pub(crate) fn is_child() -> bool {
     true
 }
 
-/// Sends pending ACKs when the program ends. A forked child does not, since its sockets are the parent's.
+/// Sends pending ACKs and posts when the program ends. A forked child does not, since its sockets are the parent's.
 extern "C" fn at_exit() {
     if let Some(device) = super::lock::existing().filter(|_| !was_forked()) {
         device.flush();

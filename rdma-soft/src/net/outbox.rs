@@ -144,7 +144,12 @@ impl Outbox {
 
     /// Whether packets for `to` are pending. New packets for it should wait.
     pub(crate) fn is_blocked_for(&self, to: &IpAddr) -> bool {
-        self.shm_senders.has_backlog_for(to) || (self.is_blocked && !self.shm_senders.is_connected(to))
+        self.shm_senders.has_backlog_for(to) || (self.is_blocked && !self.shares_memory_with(to))
+    }
+
+    /// Whether packets for `to` go through shared memory.
+    pub(crate) fn shares_memory_with(&self, to: &IpAddr) -> bool {
+        self.shm_senders.is_connected(to)
     }
 
     /// Number of connected same-host peers.

@@ -1,0 +1,223 @@
+//! Posts that wait for the next poll, which sends them together.
+//!
+//! A packet over UDP costs a system call and a pass through the network stack. Many packets of one length that go to one peer
+//! together cost hardly more. A program that polls all the time and serves many connections handles the completions of a poll,
+//! posts a reply to each, and polls again. So its posts wait for that poll, which sends all requests, and then all ACKs.
+//!
+//! If no poll sends them, the server thread does: at its next [check](super::poll_detector::IDLE_CHECK) whether the program still
+//! polls, or at the second one if the program does not.
+
+use std::time::Duration;
+
+use crate::transport::Time;
+
+/// Every 32nd post since the last poll does not wait. It takes those along that do.
+const MOST_POSTS: u32 = 32;
+
+/// Most bytes of data in a post that waits. A longer one has enough packets of its own.
+const MOST_BYTES: u64 = 16 << 10;
+
+/// When posts have waited for this time, the next one does not wait either. It takes them along.
+const LONGEST_WAIT: Duration = Duration::from_micros(50);
+
+/// Decides which posts wait.
+#[derive(Debug)]
+pub(super) struct Deferral {
+    /// The thread that has polled last. Posts of other threads do not wait: they would burden the polling thread.
+    poller: usize,
+    /// Posts of that thread since its last poll.
+    posts: u32,
+    /// Posts before the last poll that followed any.
+    posts_before: u32,
+    /// Since when posts wait.
+    waiting_since: Option<Time>,
+}
+
+impl Deferral {
+    pub(super) fn new() -> Deferral {
+        Deferral { poller: 0, posts: 0, posts_before: 0, waiting_since: None }
+    }
+
+    /// Notes a post with `bytes` of data. Returns whether it waits.
+    ///
+    /// It waits only if others probably follow soon, because there were several before the last poll.
+    pub(super) fn post(&mut self, bytes: u64, now: Time) -> bool {
+        if self.poller != thread() {
+            return false;
+        }
+        self.posts = self.posts.wrapping_add(1);
+        let is_late = self.waiting_since.is_some_and(|since| now > since + LONGEST_WAIT);
+        let waits = self.posts_before > 1 && self.posts % MOST_POSTS != 0 && bytes <= MOST_BYTES && !is_late;
+        if waits {
+            self.waiting_since.get_or_insert(now);
+        }
+        waits
+    }
+
+    /// Notes a poll of the calling thread.
+    pub(super) fn poll(&mut self) {
+        self.poller = thread();
+        if self.posts != 0 {
+            self.posts_before = std::mem::take(&mut self.posts);
+        }
+    }
+
+    /// Notes that all posts are sent now. Returns whether any have waited.
+    pub(super) fn end(&mut self) -> bool {
+        self.waiting_since.take().is_some()
+    }
+}
+
+/// A number that no other running thread has.
+fn thread() -> usize {
+    thread_local!(static PLACE: u8 = const { 0 });
+    PLACE.with(|place| std::ptr::from_ref(place).addr())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::Instant;
+
+    use rdma_sys::IBV_QPT_RC;
+
+    use super::*;
+    use crate::device::lock::Device;
+    use crate::device::poll_detector::PollDetector;
+    use crate::device::server::WaitSet;
+    use crate::device::state::State;
+    use crate::device::target::{PEER, Target, post};
+    use crate::wire::UDP_PORT;
+
+    /// Time limit for another thread.
+    const HANG: Duration = Duration::from_secs(60);
+
+    impl Deferral {
+        fn is_waiting(&self) -> bool {
+            self.waiting_since.is_some()
+        }
+    }
+
+    /// A thread that has posted twice before its last poll.
+    fn busy() -> Deferral {
+        Deferral { poller: thread(), posts_before: 2, ..Deferral::new() }
+    }
+
+    #[test]
+    fn posts_wait_if_there_were_several_before_the_last_poll() {
+        let mut deferral = Deferral::new();
+        assert!(!deferral.post(0, Time(0)), "this thread does not poll");
+        deferral.poll();
+        for posts in [1, 2, 1] {
+            assert!((0..posts).all(|_| !deferral.post(0, Time(0))), "{posts}");
+            deferral.poll();
+            // Without a post in between, this poll changes nothing.
+            deferral.poll();
+            assert_eq!(deferral.post(0, Time(0)), posts > 1);
+            assert_eq!(deferral.end(), posts > 1);
+            deferral.poll();
+        }
+    }
+
+    #[test]
+    fn a_long_post_a_late_one_and_every_32nd_do_not_wait() {
+        let mut deferral = busy();
+        assert!(deferral.post(MOST_BYTES, Time(0)) && !deferral.post(MOST_BYTES + 1, Time(0)));
+        let last = Time(0) + LONGEST_WAIT;
+        assert!(deferral.post(0, last) && !deferral.post(0, last + Duration::from_nanos(1)));
+        deferral = busy();
+        assert!((1..MOST_POSTS).all(|_| deferral.post(0, Time(0))) && !deferral.post(0, Time(0)));
+        assert!(deferral.post(0, Time(0)));
+    }
+
+    #[test]
+    fn posts_of_a_thread_that_does_not_poll_do_not_wait() {
+        let mut deferral = busy();
+        let waits = std::thread::scope(|scope| scope.spawn(|| deferral.post(0, Time(0))).join().unwrap());
+        assert!(!waits && deferral.post(0, Time(0)));
+    }
+
+    /// A device without a server thread that is idle for this thread, and two queue pairs with posts that wait.
+    ///
+    /// Each queue pair owes an ACK.
+    fn waiting() -> (Device, Box<Target>) {
+        let device = Device::new().unwrap();
+        assert!(device.server.begin_idle(device.server.waits()));
+        let mut target = Target::new(IBV_QPT_RC, 0);
+        let numbers = [target.qp, target.add_qp(IBV_QPT_RC)];
+        for number in numbers {
+            target.qp = number;
+            target.arrive(0, Time(0));
+        }
+        {
+            let mut core = device.lock();
+            core.state = std::mem::replace(&mut target.state, State::new());
+            core.state.shared.packets = 0;
+            core.deferral = busy();
+        }
+        for number in numbers {
+            let mut core = device.lock();
+            post(core.state.qps.get_mut(&number).unwrap());
+            device.start_posted(core, number, 0);
+        }
+        let core = device.lock();
+        assert!(core.deferral.is_waiting() && core.state.shared.packets == 0);
+        drop(core);
+        (device, target)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_poll_sends_all_requests_and_then_all_acks() {
+        const SEND_ONLY: u8 = 4;
+        const ACKNOWLEDGE: u8 = 17;
+        let peer = UdpSocket::bind((PEER, UDP_PORT)).unwrap();
+        peer.set_read_timeout(Some(HANG)).unwrap();
+        let (device, _target) = waiting();
+        device.poll(0);
+        let opcodes: Vec<u8> = (0..4)
+            .map(|_| {
+                let mut packet = [0; 64];
+                peer.recv(&mut packet).unwrap();
+                packet[0]
+            })
+            .collect();
+        assert_eq!(opcodes, [SEND_ONLY, SEND_ONLY, ACKNOWLEDGE, ACKNOWLEDGE]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_post_does_not_wait_once_the_server_is_not_idle() {
+        let (device, target) = waiting();
+        device.server.leave_idle();
+        let mut core = device.lock();
+        post(core.state.qps.get_mut(&target.qp).unwrap());
+        device.start_posted(core, target.qp, 0);
+        let core = device.lock();
+        assert!(!core.deferral.is_waiting());
+        assert_eq!(core.state.shared.packets, 5, "three messages and two ACKs");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn the_server_sends_posts_that_no_poll_sends() {
+        let (device, _target) = waiting();
+        device.server.leave_idle();
+        let mut detector = PollDetector::new(&device);
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // These polls do not get the lock.
+                while device.lock().deferral.is_waiting() {
+                    assert!(start.elapsed() < HANG);
+                    device.count_polls(1);
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            });
+            while device.lock().deferral.is_waiting() {
+                detector.idle(&device, &mut WaitSet::new());
+            }
+        });
+        assert_eq!(device.lock().state.shared.packets, 4);
+    }
+}
