@@ -50,7 +50,7 @@ impl AckDelay {
         self.is_waiting
     }
 
-    /// Records that a request is sent. If an ACK `is_due`, it is sent right after the request.
+    /// Records that a request is sent. If an ACK `is_due`, it is sent after the request, without a delay.
     pub(crate) fn request_sent(&mut self, now: Time, is_due: bool) {
         let was_prompt = self.alone_at.take().is_some_and(|at| now <= at + ACK_DELAY);
         if was_prompt || (is_due && !self.is_behind_request) {

@@ -21,6 +21,9 @@ const MULTICAST_INTERVAL: u32 = 8;
 /// Packets that a queue pair may send before the next one has its turn.
 const TURN: u32 = 64;
 
+/// Turns that send a whole window of a queue pair, which has at most 256 packets.
+const WINDOW_TURNS: u32 = 4;
+
 /// The sockets and rings to scan for packets.
 #[derive(Clone, Copy)]
 pub(super) enum Sources<'a> {
@@ -277,9 +280,20 @@ impl Core {
         }
     }
 
+    /// Like [`Core::send`], with further turns for queue pairs that have a whole window to send.
+    pub(super) fn send_windows(&mut self, now: Time) {
+        self.send(now);
+        for _ in 1..WINDOW_TURNS {
+            if !self.is_busy() {
+                break;
+            }
+            self.send(now);
+        }
+    }
+
     /// Sends packets and completes the finished work of a queue pair, even if its socket is blocked.
     pub(crate) fn update_qp_state(&mut self, number: u32, now: Time) {
-        self.send(now);
+        self.send_windows(now);
         if let Some(qp) = self.state.qps.get_mut(&number) {
             qp.update_state(&mut self.state.shared);
         }

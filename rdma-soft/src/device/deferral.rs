@@ -4,8 +4,8 @@
 //! together cost hardly more. A program that polls all the time and serves many connections handles the completions of a poll,
 //! posts a reply to each, and polls again. So its posts wait for that poll, which sends all requests, and then all ACKs.
 //!
-//! If no poll sends them, the server thread does: at its next [check](super::poll_detector::IDLE_CHECK) whether the program still
-//! polls, or at the second one if the program does not.
+//! If no poll sends them, the server thread does, at one of its next two [checks](super::poll_detector::IDLE_CHECK) whether the
+//! program still polls.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(super) struct Deferral {
     poller: usize,
     /// Posts of that thread since its last poll.
     posts: u32,
-    /// Posts before the last poll that followed any.
+    /// Posts before the last poll. Polls without a post before them do not count.
     posts_before: u32,
     /// Since when posts wait.
     waiting_since: Option<Time>,
@@ -76,13 +76,14 @@ fn thread() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::net::{IpAddr, Ipv4Addr, UdpSocket};
     use std::time::Instant;
 
-    use rdma_sys::IBV_QPT_RC;
+    use rdma_sys::{IBV_QPS_ERR, IBV_QPT_RC};
 
     use super::*;
     use crate::device::lock::Device;
+    use crate::device::net_address::Destination;
     use crate::device::poll_detector::PollDetector;
     use crate::device::server::WaitSet;
     use crate::device::state::State;
@@ -137,10 +138,10 @@ mod tests {
         assert!(!waits && deferral.post(0, Time(0)));
     }
 
-    /// A device without a server thread that is idle for this thread, and two queue pairs with posts that wait.
+    /// A device without a server thread that is idle for this thread, and two queue pairs with posts for `peer` that wait.
     ///
     /// Each queue pair owes an ACK.
-    fn waiting() -> (Device, Box<Target>) {
+    fn waiting(peer: IpAddr) -> (Device, Box<Target>) {
         let device = Device::new().unwrap();
         assert!(device.server.begin_idle(device.server.waits()));
         let mut target = Target::new(IBV_QPT_RC, 0);
@@ -157,8 +158,13 @@ mod tests {
         }
         for number in numbers {
             let mut core = device.lock();
-            post(core.state.qps.get_mut(&number).unwrap());
+            let qp = core.state.qps.get_mut(&number).unwrap();
+            qp.peer = Some(Destination { link: 0, address: peer, class: 0 });
+            post(qp);
             device.start_posted(core, number, 0);
+            // The next post is not late, however slow the machine is.
+            let since = &mut device.lock().deferral.waiting_since;
+            *since = since.map(|_| device.now() + HANG);
         }
         let core = device.lock();
         assert!(core.deferral.is_waiting() && core.state.shared.packets == 0);
@@ -171,9 +177,11 @@ mod tests {
     fn a_poll_sends_all_requests_and_then_all_acks() {
         const SEND_ONLY: u8 = 4;
         const ACKNOWLEDGE: u8 = 17;
-        let peer = UdpSocket::bind((PEER, UDP_PORT)).unwrap();
+        // No other test sends packets to this address.
+        let address = Ipv4Addr::new(127, 1, 1, 2).into();
+        let peer = UdpSocket::bind((address, UDP_PORT)).unwrap();
         peer.set_read_timeout(Some(HANG)).unwrap();
-        let (device, _target) = waiting();
+        let (device, _target) = waiting(address);
         device.poll(0);
         let opcodes: Vec<u8> = (0..4)
             .map(|_| {
@@ -187,8 +195,18 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn only_posts_of_queue_pairs_that_can_send_wait() {
+        let (device, target) = waiting(PEER);
+        let core = &mut *device.lock();
+        assert!(core.defer(target.qp, 0, Time(0)));
+        core.state.qps.get_mut(&target.qp).unwrap().state = IBV_QPS_ERR;
+        assert!(!core.defer(target.qp, 0, Time(0)));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_post_does_not_wait_once_the_server_is_not_idle() {
-        let (device, target) = waiting();
+        let (device, target) = waiting(PEER);
         device.server.leave_idle();
         let mut core = device.lock();
         post(core.state.qps.get_mut(&target.qp).unwrap());
@@ -201,7 +219,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn the_server_sends_posts_that_no_poll_sends() {
-        let (device, _target) = waiting();
+        let (device, _target) = waiting(PEER);
         device.server.leave_idle();
         let mut detector = PollDetector::new(&device);
         let start = Instant::now();
@@ -215,6 +233,7 @@ mod tests {
                 }
             });
             while device.lock().deferral.is_waiting() {
+                assert!(start.elapsed() < HANG);
                 detector.idle(&device, &mut WaitSet::new());
             }
         });

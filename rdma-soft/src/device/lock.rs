@@ -210,7 +210,7 @@ impl Device {
         let start = self.now();
         loop {
             match self.try_lock() {
-                Some(mut core) => return core.send(self.now()),
+                Some(mut core) => return core.send_windows(self.now()),
                 // A signal handler of the thread that holds the lock may end the program.
                 None if self.now() > start + FLUSH => return,
                 None => std::thread::yield_now(),

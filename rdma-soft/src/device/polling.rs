@@ -11,9 +11,6 @@ use super::observe;
 use crate::check;
 use crate::transport::Time;
 
-/// Additional turns in which a post sends packets. A window, of at most 256 packets, takes four turns of a queue pair.
-const TURNS: u32 = 3;
-
 /// Packets that count as a poll. They take a few microseconds, less than the time between the polls of a program that polls all the
 /// time.
 ///
@@ -49,7 +46,7 @@ pub fn packets_of_thread() -> u32 {
 pub(super) struct Polling {
     /// Polls, approximately. The server stays idle while the program polls all the time.
     count: AtomicU32,
-    /// Polls that have sent and received packets while the server was idle. Written with the device locked.
+    /// See [`Device::sweeps`]. Written with the device locked.
     sweeps: AtomicU32,
     /// Empty polls since the last packet, approximately.
     unanswered: AtomicU32,
@@ -129,14 +126,12 @@ impl Device {
         if self.server.is_idle() && core.defer(number, bytes, now) {
             return self.unlock(core);
         }
-        core.send(now);
         // While a program polls all the time, the server does not send the remaining packets. The program may wait for memory
         // next, so this sends them.
-        for _ in 0..TURNS {
-            if !core.is_busy() || !self.server.is_idle() {
-                break;
-            }
-            core.send(now);
+        if self.server.is_idle() {
+            core.send_windows(now)
+        } else {
+            core.send(now)
         }
         core.receive_own(now);
         self.count_packets(&core, before);
@@ -193,7 +188,7 @@ impl Device {
         self.polling.count.load(Ordering::Relaxed)
     }
 
-    /// Number of polls that have sent all posts that waited.
+    /// Polls that had the device locked while the server was idle. Each gives all posts that wait a turn.
     pub(super) fn sweeps(&self) -> u32 {
         self.polling.sweeps.load(Ordering::Relaxed)
     }

@@ -297,6 +297,8 @@ impl Core {
     /// `EINVAL` without a connection.
     pub(crate) fn cm_disconnect(&mut self, number: u32, now: Time) -> Result<(), i32> {
         let (_, connection) = self.state.cma.connected(number)?;
+        // Posts that wait precede the end of their connection.
+        self.send_windows(now);
         // Disconnecting an ended connection is no error, as in Linux.
         _ = self.state.cma.manager.disconnect(now, connection);
         self.update_cm(now);
@@ -305,6 +307,8 @@ impl Core {
 
     /// Destroys an id: `rdma_destroy_id(3)`. Rejects requests that the program has not read.
     pub(crate) fn cm_destroy(&mut self, number: u32, now: Time) {
+        // As in `cm_disconnect`.
+        self.send_windows(now);
         let cma = &mut self.state.cma;
         let mut ended = vec![number];
         ended.extend(cma.remove_events(number, |_| true).iter().map(|event| event.id).filter(|id| *id != number));
