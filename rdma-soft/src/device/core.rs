@@ -217,7 +217,7 @@ impl Core {
         let Core { state, links, deferral, .. } = self;
         let Some(qp) = state.qps.get(&number).filter(|qp| qp.state == IBV_QPS_RTS) else { return false };
         let Some(Destination { link, address, .. }) = qp.peer else { return false };
-        !links[link].outbox.shares_memory_with(&address) && deferral.post(bytes, now)
+        !links[link].outbox.shares_memory_with(&address) && deferral.post(number, bytes, now)
     }
 
     /// Gives each queue pair that has packets to send its turn.

@@ -27,27 +27,36 @@ pub(super) struct Deferral {
     poller: usize,
     /// Posts of that thread since its last poll.
     posts: u32,
-    /// Posts before the last poll. Polls without a post before them do not count.
-    posts_before: u32,
+    /// The queue pair of the last post.
+    qp: u32,
+    /// Posts since the last poll that went to another queue pair than the post before.
+    changes: u32,
+    /// The changes before the last poll. Polls without a post before them do not count.
+    changes_before: u32,
     /// Since when posts wait.
     waiting_since: Option<Time>,
 }
 
 impl Deferral {
     pub(super) fn new() -> Deferral {
-        Deferral { poller: 0, posts: 0, posts_before: 0, waiting_since: None }
+        Deferral { poller: 0, posts: 0, qp: 0, changes: 0, changes_before: 0, waiting_since: None }
     }
 
-    /// Notes a post with `bytes` of data. Returns whether it waits.
+    /// Notes a post to a queue pair, with `bytes` of data. Returns whether it waits.
     ///
-    /// It waits only if others probably follow soon, because there were several before the last poll.
-    pub(super) fn post(&mut self, bytes: u64, now: Time) -> bool {
+    /// It waits only if posts to other queue pairs probably follow soon, because there were some before the last poll. For a single
+    /// queue pair it does not pay to wait: its peer can begin with the first message while the program prepares the next.
+    pub(super) fn post(&mut self, number: u32, bytes: u64, now: Time) -> bool {
         if self.poller != thread() {
             return false;
         }
         self.posts = self.posts.wrapping_add(1);
+        if self.qp != number {
+            self.qp = number;
+            self.changes = self.changes.wrapping_add(1);
+        }
         let is_late = self.waiting_since.is_some_and(|since| now > since + LONGEST_WAIT);
-        let waits = self.posts_before > 1 && self.posts % MOST_POSTS != 0 && bytes <= MOST_BYTES && !is_late;
+        let waits = self.changes_before > 1 && self.posts % MOST_POSTS != 0 && bytes <= MOST_BYTES && !is_late;
         if waits {
             self.waiting_since.get_or_insert(now);
         }
@@ -57,8 +66,8 @@ impl Deferral {
     /// Notes a poll of the calling thread.
     pub(super) fn poll(&mut self) {
         self.poller = thread();
-        if self.posts != 0 {
-            self.posts_before = std::mem::take(&mut self.posts);
+        if std::mem::take(&mut self.posts) != 0 {
+            self.changes_before = std::mem::take(&mut self.changes);
         }
     }
 
@@ -99,23 +108,23 @@ mod tests {
         }
     }
 
-    /// A thread that has posted twice before its last poll.
+    /// A thread that has posted to two queue pairs before its last poll.
     fn busy() -> Deferral {
-        Deferral { poller: thread(), posts_before: 2, ..Deferral::new() }
+        Deferral { poller: thread(), changes_before: 2, ..Deferral::new() }
     }
 
     #[test]
-    fn posts_wait_if_there_were_several_before_the_last_poll() {
+    fn posts_wait_if_there_were_some_to_several_queue_pairs_before_the_last_poll() {
         let mut deferral = Deferral::new();
-        assert!(!deferral.post(0, Time(0)), "this thread does not poll");
+        assert!(!deferral.post(1, 0, Time(0)), "this thread does not poll");
         deferral.poll();
-        for posts in [1, 2, 1] {
-            assert!((0..posts).all(|_| !deferral.post(0, Time(0))), "{posts}");
+        for (posts, is_busy) in [(&[1][..], false), (&[1, 2], true), (&[2, 2, 2], false), (&[1, 2], true)] {
+            assert!(posts.iter().all(|number| !deferral.post(*number, 0, Time(0))), "{posts:?}");
             deferral.poll();
             // Without a post in between, this poll changes nothing.
             deferral.poll();
-            assert_eq!(deferral.post(0, Time(0)), posts > 1);
-            assert_eq!(deferral.end(), posts > 1);
+            assert_eq!(deferral.post(2, 0, Time(0)), is_busy, "{posts:?}");
+            assert_eq!(deferral.end(), is_busy);
             deferral.poll();
         }
     }
@@ -123,19 +132,19 @@ mod tests {
     #[test]
     fn a_long_post_a_late_one_and_every_32nd_do_not_wait() {
         let mut deferral = busy();
-        assert!(deferral.post(MOST_BYTES, Time(0)) && !deferral.post(MOST_BYTES + 1, Time(0)));
+        assert!(deferral.post(1, MOST_BYTES, Time(0)) && !deferral.post(1, MOST_BYTES + 1, Time(0)));
         let last = Time(0) + LONGEST_WAIT;
-        assert!(deferral.post(0, last) && !deferral.post(0, last + Duration::from_nanos(1)));
+        assert!(deferral.post(1, 0, last) && !deferral.post(1, 0, last + Duration::from_nanos(1)));
         deferral = busy();
-        assert!((1..MOST_POSTS).all(|_| deferral.post(0, Time(0))) && !deferral.post(0, Time(0)));
-        assert!(deferral.post(0, Time(0)));
+        assert!((1..MOST_POSTS).all(|_| deferral.post(1, 0, Time(0))) && !deferral.post(1, 0, Time(0)));
+        assert!(deferral.post(1, 0, Time(0)));
     }
 
     #[test]
     fn posts_of_a_thread_that_does_not_poll_do_not_wait() {
         let mut deferral = busy();
-        let waits = std::thread::scope(|scope| scope.spawn(|| deferral.post(0, Time(0))).join().unwrap());
-        assert!(!waits && deferral.post(0, Time(0)));
+        let waits = std::thread::scope(|scope| scope.spawn(|| deferral.post(1, 0, Time(0))).join().unwrap());
+        assert!(!waits && deferral.post(1, 0, Time(0)));
     }
 
     /// A device without a server thread that is idle for this thread, and two queue pairs with posts for `peer` that wait.
