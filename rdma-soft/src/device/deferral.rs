@@ -14,7 +14,7 @@ use crate::transport::Time;
 /// Every 32nd post since the last poll does not wait. It takes those along that do.
 const MOST_POSTS: u32 = 32;
 
-/// Most bytes of data in a post that waits. A longer one has enough packets of its own.
+/// Most bytes of data in a post that waits. A longer post is sent at once, so that the peer can begin with it.
 const MOST_BYTES: u64 = 16 << 10;
 
 /// When posts have waited for this time, the next one does not wait either. It takes them along.

@@ -53,8 +53,7 @@ impl Target {
         };
         target.rkey = register(start, PAGE as u64, access | IBV_ACCESS_LOCAL_WRITE.0);
         let (address, len) = (target.receive_buffer.as_ptr() as u64, target.receive_buffer.len());
-        let lkey = register(address, len as u64, IBV_ACCESS_LOCAL_WRITE.0);
-        target.lkey = lkey;
+        target.lkey = register(address, len as u64, IBV_ACCESS_LOCAL_WRITE.0);
         target.qp = target.add_qp(kind);
         target
     }

@@ -307,7 +307,7 @@ impl Core {
 
     /// Destroys an id: `rdma_destroy_id(3)`. Rejects requests that the program has not read.
     pub(crate) fn cm_destroy(&mut self, number: u32, now: Time) {
-        // As in `cm_disconnect`.
+        // Posts that wait precede the end of their connection.
         self.send_windows(now);
         let cma = &mut self.state.cma;
         let mut ended = vec![number];
