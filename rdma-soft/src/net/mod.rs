@@ -28,6 +28,7 @@ mod socket;
 #[cfg(test)]
 mod tests;
 mod unix;
+mod wakeup;
 
 pub(crate) use group::Group;
 pub(crate) use group::Membership;

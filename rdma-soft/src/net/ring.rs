@@ -255,11 +255,6 @@ impl Sender {
         needs_wakeup.load(Ordering::Relaxed) != 0 && needs_wakeup.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Restores the request, because waking the receiver failed. The next message tries again.
-    pub(super) fn restore_wakeup(&self) {
-        self.mapping.control().needs_wakeup.0.store(1, Ordering::Relaxed);
-    }
-
     /// Whether the receiver has ever mapped the ring.
     pub(super) fn was_opened(&self) -> bool {
         self.mapping.control().is_opened.load(Ordering::Relaxed) != 0

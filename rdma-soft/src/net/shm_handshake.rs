@@ -1,4 +1,4 @@
-//! The first message to a same-host peer. It passes the memory of the ring.
+//! The first message to a same-host peer. It passes the memory of the ring, and an eventfd that wakes the receiver.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -13,17 +13,17 @@
 
 use std::mem;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::mmsg::{cmsg_space, put_cmsg};
 use super::sockaddr::{from_bytes, to_bytes};
 use super::socket::check_neg;
 
 /// Version of the protocol: handshake, layout of the ring, and messages in it.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 
 /// Oldest version whose receivers understand this side.
-const OLDEST: u8 = 2;
+const OLDEST: u8 = 3;
 
 const MAGIC: [u8; 4] = *b"ring";
 
@@ -47,8 +47,8 @@ pub(super) enum HandshakeError {
     /// The peer's protocol has a later version that this side does not understand.
     #[error("the peer has version {0} of the protocol")]
     OtherVersion(u8),
-    /// The message is not a handshake, or has no memory.
-    #[error("it is not a handshake, or has no memory")]
+    /// The message is not a handshake, or has other descriptors.
+    #[error("it is not a handshake, or has other descriptors")]
     Invalid,
     /// The connection has failed.
     #[error(transparent)]
@@ -80,11 +80,20 @@ fn decode(bytes: &[u8]) -> Result<IpAddr, HandshakeError> {
     Ok(from_bytes(address))
 }
 
-/// Sends a handshake and the memory of the ring (`SCM_RIGHTS`).
-pub(super) fn send(connection: BorrowedFd<'_>, bytes: &[u8], memory: BorrowedFd<'_>) -> std::io::Result<()> {
+/// What a handshake passes besides its bytes.
+pub(super) struct Passed<F> {
+    /// The memory of the ring.
+    pub(super) memory: F,
+    /// An eventfd that wakes the receiver. It does not block.
+    pub(super) wakeup: F,
+}
+
+/// Sends a handshake and its descriptors (`SCM_RIGHTS`).
+pub(super) fn send(connection: BorrowedFd<'_>, bytes: &[u8], passed: &Passed<BorrowedFd<'_>>) -> std::io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = DescriptorControl::default();
-    put_cmsg(&mut control.0, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &memory.as_raw_fd().to_ne_bytes());
+    let descriptors = [passed.memory, passed.wakeup].map(|fd| fd.as_raw_fd().to_ne_bytes()).concat();
+    put_cmsg(&mut control.0, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &descriptors);
     // SAFETY: all fields may be zero. The message points to the bytes and to the control message, which are valid.
     unsafe {
         let mut header = mem::zeroed::<libc::msghdr>();
@@ -94,19 +103,19 @@ pub(super) fn send(connection: BorrowedFd<'_>, bytes: &[u8], memory: BorrowedFd<
     }
 }
 
-/// Receives a peer's IP address and the memory of its ring.
-pub(super) fn receive(connection: BorrowedFd<'_>) -> Result<(IpAddr, OwnedFd), HandshakeError> {
+/// Receives a peer's IP address and the descriptors that it passes.
+pub(super) fn receive(connection: BorrowedFd<'_>) -> Result<(IpAddr, Passed<OwnedFd>), HandshakeError> {
     let mut bytes = [0_u8; MAX_BYTES];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = DescriptorControl::default();
-    // SAFETY: all fields may be zero. The message points to room for the bytes and for one descriptor. The kernel writes
-    // complete control messages, and a received descriptor is new and owned by nobody else. `msg_controllen` excludes the
-    // alignment padding, which would hold a second descriptor. The kernel closes descriptors without room.
-    let (len, memory) = unsafe {
+    let mut descriptors = [None, None];
+    // SAFETY: all fields may be zero. The message points to room for the bytes and for two descriptors. The kernel writes complete
+    // control messages, and received descriptors are new and owned by nobody else. Those that the message has are read. The kernel
+    // closes descriptors without room: the padding has the size of none, as `DESCRIPTOR_CONTROL` asserts.
+    let len = unsafe {
         let mut header = mem::zeroed::<libc::msghdr>();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
-        let len_of_one = libc::CMSG_LEN(mem::size_of::<libc::c_int>() as u32);
-        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), len_of_one as _);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), DESCRIPTOR_CONTROL as _);
         let len =
             check_neg(libc::recvmsg(connection.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) as libc::c_int)
                 .map_err(|error| match error.kind() {
@@ -114,17 +123,39 @@ pub(super) fn receive(connection: BorrowedFd<'_>) -> Result<(IpAddr, OwnedFd), H
                     _ => HandshakeError::Failed(error),
                 })?;
         let first = libc::CMSG_FIRSTHDR(&raw const header);
-        let is_one = !first.is_null()
-            && ((*first).cmsg_level, (*first).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
-            && (*first).cmsg_len as usize == len_of_one as usize;
-        let fd = is_one.then(|| libc::CMSG_DATA(first).cast::<libc::c_int>().read_unaligned());
-        (len, fd.map(|fd| OwnedFd::from_raw_fd(fd)))
+        let has_descriptors =
+            !first.is_null() && ((*first).cmsg_level, (*first).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        if has_descriptors {
+            let data = libc::CMSG_DATA(first).cast::<libc::c_int>();
+            let count = ((*first).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / DESCRIPTOR;
+            for (at, descriptor) in descriptors.iter_mut().enumerate().take(count) {
+                *descriptor = Some(OwnedFd::from_raw_fd(data.add(at).read_unaligned()));
+            }
+        }
+        len
     };
-    Ok((decode(&bytes[..len])?, memory.ok_or(HandshakeError::Invalid)?))
+    let address = decode(&bytes[..len])?;
+    match descriptors {
+        [Some(memory), Some(wakeup)] if is_nonblocking(wakeup.as_fd()) => Ok((address, Passed { memory, wakeup })),
+        _ => Err(HandshakeError::Invalid),
+    }
 }
 
-/// Bytes of a control message with one descriptor.
-const DESCRIPTOR_CONTROL: usize = cmsg_space(mem::size_of::<libc::c_int>());
+/// Whether to read a descriptor does not wait.
+fn is_nonblocking(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: the arguments are numbers.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+/// Bytes of a descriptor.
+const DESCRIPTOR: usize = mem::size_of::<libc::c_int>();
+
+/// Bytes of a control message with two descriptors. They need no padding, which would have room for another one.
+const DESCRIPTOR_CONTROL: usize = cmsg_space(2 * DESCRIPTOR);
+
+// SAFETY: the function only computes a length.
+const _: () = assert!(DESCRIPTOR_CONTROL == unsafe { libc::CMSG_LEN(2 * DESCRIPTOR as u32) } as usize);
 
 /// Aligned memory for this control message.
 #[derive(Default)]
@@ -133,15 +164,13 @@ struct DescriptorControl([u8; DESCRIPTOR_CONTROL]);
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     const ADDRESSES: [&str; 3] = ["127.1.2.3", "::1", "2001:db8::7"];
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_handshake_with_two_descriptors_keeps_none_open() {
+    fn a_handshake_with_other_descriptors_keeps_none_open() {
         let _lock = crate::net::tests::without_new_processes();
         let (mut ends, mut pipe) = ([0; 2], [0; 2]);
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -154,23 +183,30 @@ mod tests {
         let [from, to, read, write] =
             [ends[0], ends[1], pipe[0], pipe[1]].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         let bytes = encode(ADDRESSES[0].parse().unwrap());
+        for count in [1, 2, 3, 4] {
+            send_descriptors(&from, &bytes, &vec![write.as_raw_fd(); count]);
+            // Of more descriptors, it takes the first two.
+            assert_eq!(receive(to.as_fd()).is_ok(), count >= 2, "{count}");
+        }
+        drop(write);
+        // SAFETY: there is room for one byte.
+        let end = unsafe { libc::read(read.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1) };
+        assert_eq!(end, 0, "a descriptor of the write end is still open");
+    }
+
+    fn send_descriptors(from: &OwnedFd, bytes: &[u8], descriptors: &[libc::c_int]) {
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut control = [0_u64; 4];
+        let mut control = [0_u64; 8];
         // SAFETY: all fields may be zero. The message points to valid memory.
         unsafe {
-            let two = [write.as_raw_fd(); 2].map(i32::to_ne_bytes).concat();
-            let bytes = std::slice::from_raw_parts_mut(control.as_mut_ptr().cast::<u8>(), mem::size_of_val(&control));
-            let len = put_cmsg(bytes, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &two);
+            let value: Vec<_> = descriptors.iter().flat_map(|fd| fd.to_ne_bytes()).collect();
+            let to = std::slice::from_raw_parts_mut(control.as_mut_ptr().cast::<u8>(), mem::size_of_val(&control));
+            let len = put_cmsg(to, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &value);
             let mut header = mem::zeroed::<libc::msghdr>();
             (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
             (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), len as _);
             check_neg(libc::sendmsg(from.as_raw_fd(), &raw const header, 0) as libc::c_int).unwrap();
         }
-        drop(receive(to.as_fd()));
-        drop(write);
-        // SAFETY: there is room for one byte.
-        let end = unsafe { libc::read(read.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1) };
-        assert_eq!(end, 0, "a descriptor of the write end is still open");
     }
 
     #[test]

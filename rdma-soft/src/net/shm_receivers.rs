@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::ring::Receiver;
 use super::shm::{self, Shm};
-use super::shm_handshake::{self, HandshakeError};
+use super::shm_handshake::{self, HandshakeError, Passed};
 use super::unix::{self, Reserve};
+use super::wakeup::Wakeup;
 use crate::wire::Data;
 
 /// All connections.
@@ -24,17 +25,23 @@ pub(super) struct ShmReceivers {
 pub(super) struct ShmReceiver {
     connection: OwnedFd,
     token: u64,
-    /// Address of the peer and its ring, after the handshake.
-    incoming: Option<(IpAddr, Receiver)>,
-    /// The peer may have sent wake bytes. Only arming and disarming read them, because another reader could take the wake-up of
-    /// a sleeping thread.
-    has_wake_byte: bool,
+    /// What the peer has passed, after the handshake.
+    incoming: Option<Incoming>,
     /// The peer has closed the connection or violated the protocol.
     is_closed: bool,
 }
 
+/// What a peer has passed.
+struct Incoming {
+    address: IpAddr,
+    ring: Receiver,
+    wakeup: Wakeup,
+    /// The peer has raised the wake-up. Only arming and disarming clear it, because otherwise a sleeping thread could miss it.
+    is_raised: bool,
+}
+
 impl ShmReceivers {
-    /// Accepts connections, receives handshakes, and notes wake bytes, closed connections, and senders with room.
+    /// Accepts connections, receives handshakes, and notes wake-ups, closed connections, and senders with room.
     pub(super) fn handle_events(&mut self, shm: &Shm) {
         for ready in shm.ready() {
             if let Some(sender) = shm::sender_number(&ready) {
@@ -43,10 +50,12 @@ impl ShmReceivers {
             }
             let (receiver, has_ended) = match ready.token {
                 shm::LISTENER_TOKEN => (self.accept(shm), false),
-                token => (self.receivers.iter_mut().find(|receiver| receiver.token == token), ready.has_ended),
+                token => (self.find(token & !shm::WAKEUP_FLAG), ready.has_ended),
             };
-            if let Some(receiver) = receiver {
-                receiver.is_closed |= receiver.handle_ready(shm).is_err() | has_ended;
+            let Some(receiver) = receiver else { continue };
+            match &mut receiver.incoming {
+                Some(incoming) if ready.is_wakeup() && !has_ended => incoming.is_raised = true,
+                _ => receiver.is_closed |= receiver.handle_ready(shm).is_err() | has_ended,
             }
         }
         // Remove a closed connection only when its ring is empty.
@@ -57,13 +66,17 @@ impl ShmReceivers {
         }
     }
 
+    fn find(&mut self, token: u64) -> Option<&mut ShmReceiver> {
+        self.receivers.iter_mut().find(|receiver| receiver.token == token)
+    }
+
     /// Accepts a connection.
     fn accept(&mut self, shm: &Shm) -> Option<&mut ShmReceiver> {
         let connection = shm.accept(&mut self.reserve).ok()?;
         let token = self.next_token;
         shm.register(connection.as_fd(), token).ok()?;
         self.next_token += 1;
-        self.receivers.push(ShmReceiver { connection, token, incoming: None, has_wake_byte: false, is_closed: false });
+        self.receivers.push(ShmReceiver { connection, token, incoming: None, is_closed: false });
         self.receivers.last_mut()
     }
 
@@ -71,6 +84,9 @@ impl ShmReceivers {
         // Closing is not enough, because a child process may hold the connection.
         let receiver = self.receivers.remove(at);
         shm.unregister(receiver.connection.as_fd());
+        if let Some(incoming) = &receiver.incoming {
+            shm.unregister(incoming.wakeup.fd());
+        }
         unix::shut_down(receiver.connection.as_fd());
     }
 
@@ -81,11 +97,10 @@ impl ShmReceivers {
     /// Passes the next message of a peer to `handle`, with the peer's address. The peer may write to the message meanwhile.
     pub(super) fn take<R>(&mut self, at: usize, shm: &Shm, handle: impl FnOnce(IpAddr, Data<'_>) -> R) -> Option<R> {
         let ShmReceiver { connection, incoming, .. } = self.receivers.get_mut(at)?;
-        let (address, receiver) = incoming.as_mut()?;
-        let address = *address;
-        match receiver.take(|message| handle(address, message)) {
+        let Incoming { address, ring, .. } = incoming.as_mut()?;
+        match ring.take(|message| handle(*address, message)) {
             Ok(handled) => {
-                if handled.is_some() && receiver.take_wakeup() {
+                if handled.is_some() && ring.take_wakeup() {
                     // A failure is ignored: the peer is gone, or looks again soon.
                     _ = shm::send_wake_byte(connection.as_fd());
                 }
@@ -108,56 +123,52 @@ impl ShmReceivers {
         self.ready_senders.drain(..)
     }
 
-    /// Whether a peer has woken this process since it was armed. Arming again reads its wake byte.
+    /// Whether a peer has woken this process since it was armed. Arming again clears the wake-up.
     pub(super) fn was_woken(&self) -> bool {
         let mut incoming = self.receivers.iter().filter_map(|receiver| receiver.incoming.as_ref());
-        incoming.any(|(_, receiver)| receiver.was_woken())
+        incoming.any(|incoming| incoming.ring.was_woken())
     }
 
     /// Asks all peers to stop waking this process.
     pub(super) fn disarm(&mut self) {
-        self.receivers.iter_mut().for_each(ShmReceiver::disarm);
+        self.receivers.iter_mut().filter_map(|receiver| receiver.incoming.as_mut()).for_each(Incoming::disarm);
     }
 
     /// Asks all peers to wake this process. Returns `false` if a message is already there.
     pub(super) fn arm(&mut self) -> bool {
-        self.receivers.iter_mut().all(ShmReceiver::arm)
+        self.receivers.iter_mut().filter_map(|receiver| receiver.incoming.as_mut()).all(Incoming::arm)
+    }
+}
+
+impl Incoming {
+    fn arm(&mut self) -> bool {
+        self.disarm();
+        self.ring.arm()
+    }
+
+    /// Asks the peer to stop waking this process, and clears its wake-up.
+    fn disarm(&mut self) {
+        // If the peer has not raised it yet, it causes one spurious wake-up later, and is cleared then.
+        if self.ring.disarm() | std::mem::take(&mut self.is_raised) {
+            self.wakeup.clear();
+        }
     }
 }
 
 impl ShmReceiver {
     fn has_message(&self) -> bool {
-        self.incoming.as_ref().is_some_and(|(_, receiver)| receiver.has_message())
+        self.incoming.as_ref().is_some_and(|incoming| incoming.ring.has_message())
     }
 
-    fn arm(&mut self) -> bool {
-        self.disarm();
-        self.incoming.as_mut().is_none_or(|(_, receiver)| receiver.arm())
-    }
-
-    /// Asks the peer to stop waking this process, and reads its wake byte.
-    fn disarm(&mut self) {
-        let was_woken = self.incoming.as_mut().is_some_and(|(_, receiver)| receiver.disarm());
-        let has_byte = std::mem::take(&mut self.has_wake_byte);
-        if was_woken {
-            // The peer sends one byte for each time this side has armed. If the byte has not arrived yet, it causes one
-            // spurious wake-up later, and is read then.
-            shm::read_wake_byte(self.connection.as_fd());
-        } else if has_byte {
-            shm::drain_wake_bytes(self.connection.as_fd());
-        }
-    }
-
-    /// Handles an event on the connection: the handshake, or later a wake byte.
+    /// Receives the handshake. Later, the peer sends nothing through the connection.
     ///
     /// # Errors
     /// The peer violates the protocol, or has another version of it.
     fn handle_ready(&mut self, shm: &Shm) -> Result<(), HandshakeError> {
         if self.incoming.is_some() {
-            self.has_wake_byte = true;
-            return Ok(());
+            return Err(HandshakeError::Invalid);
         }
-        let (address, memory) = match shm_handshake::receive(self.connection.as_fd()) {
+        let (address, Passed { memory, wakeup }) = match shm_handshake::receive(self.connection.as_fd()) {
             Err(HandshakeError::Pending) => return Ok(()),
             handshake => handshake?,
         };
@@ -165,7 +176,9 @@ impl ShmReceiver {
         if !shm.is_local_now(&address) {
             return Err(HandshakeError::Invalid);
         }
-        self.incoming = Some((address, Receiver::new(memory.as_fd())?));
+        let (ring, wakeup) = (Receiver::new(memory.as_fd())?, Wakeup::passed(wakeup));
+        shm.register(wakeup.fd(), self.token | shm::WAKEUP_FLAG)?;
+        self.incoming = Some(Incoming { address, ring, wakeup, is_raised: false });
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ mod link;
 mod loopback;
 mod memory;
 mod shm;
+mod shm_hostile;
 
 use std::io;
 use std::net::IpAddr;
