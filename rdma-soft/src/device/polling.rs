@@ -1,7 +1,8 @@
 //! Progress of the device in threads of the program, which poll and post.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use rdma_sys::IBV_QPS_ERR;
 
@@ -20,8 +21,14 @@ pub(super) const PACKETS: u32 = 4;
 /// Empty polls since the last packet, about 10 µs of them, after which peers on this host are woken to answer.
 const UNANSWERED_POLLS: u32 = 128;
 
-/// Empty polls since the last packet or wait after which the thread yields the processor.
+/// Empty polls since the last packet, wait or yield after which the thread yields the processor.
 const IDLE_POLLS: u32 = 32;
+
+/// The same after a yield with which a packet has come. The peer then needs this processor, and answers sooner.
+const IDLE_POLLS_IF_SHARED: u32 = 4;
+
+/// If a yield takes so long, another program has had the processor. A packet that has come meanwhile may not have needed the yield.
+const LONG_YIELD: Duration = Duration::from_micros(100);
 
 /// A poll that reads a UDP socket takes a system call, and counts as this many of [`IDLE_POLLS`].
 const UDP_WEIGHT: u32 = 8;
@@ -50,8 +57,33 @@ pub(super) struct Polling {
     sweeps: AtomicU32,
     /// Empty polls since the last packet, approximately.
     unanswered: AtomicU32,
-    /// Empty polls since the last packet or wait, approximately. One that reads a UDP socket counts as [`UDP_WEIGHT`] polls.
+    /// Empty polls since the last packet, wait or yield, approximately. One that reads a UDP socket counts as [`UDP_WEIGHT`] polls.
     idle: AtomicU32,
+    /// Whether the thread has just yielded the processor, and has it back.
+    has_yielded: AtomicBool,
+    /// Whether a packet came with the last yield.
+    is_shared: AtomicBool,
+}
+
+impl Polling {
+    /// Counts a poll. Returns whether the thread is to yield the processor, which the peer may be waiting for.
+    fn record(&self, has_received: bool, weight: u32) -> bool {
+        let Polling { unanswered, idle, has_yielded, is_shared, .. } = self;
+        if has_yielded.load(Ordering::Relaxed) {
+            has_yielded.store(false, Ordering::Relaxed);
+            is_shared.store(has_received, Ordering::Relaxed);
+        }
+        if has_received {
+            unanswered.store(0, Ordering::Relaxed);
+            idle.store(0, Ordering::Relaxed);
+            return false;
+        }
+        unanswered.store(unanswered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let polls = idle.load(Ordering::Relaxed) + weight;
+        let yields = polls >= if is_shared.load(Ordering::Relaxed) { IDLE_POLLS_IF_SHARED } else { IDLE_POLLS };
+        idle.store(if yields { 0 } else { polls }, Ordering::Relaxed);
+        yields
+    }
 }
 
 impl Device {
@@ -87,27 +119,29 @@ impl Device {
             self.count_packets(&core, before);
             any
         });
-        let Polling { unanswered, idle, .. } = &self.polling;
+        let yields = self.polling.record(has_received, weight);
         if has_received {
-            unanswered.store(0, Ordering::Relaxed);
-            idle.store(0, Ordering::Relaxed);
             return holds;
         }
-        let add = |polls: &AtomicU32, more: u32| {
-            let count = polls.load(Ordering::Relaxed).wrapping_add(more);
-            polls.store(count, Ordering::Relaxed);
-            count
-        };
-        if add(unanswered, 1) == UNANSWERED_POLLS {
+        if self.polling.unanswered.load(Ordering::Relaxed) == UNANSWERED_POLLS {
             self.kick();
         }
-        // The peer may be waiting for this processor. The count has just passed a multiple of `IDLE_POLLS`.
-        if add(idle, weight) % IDLE_POLLS < weight {
-            std::thread::yield_now()
+        if yields {
+            self.yield_processor();
         } else {
-            std::hint::spin_loop()
+            std::hint::spin_loop();
         }
         false
+    }
+
+    fn yield_processor(&self) {
+        let before = self.now();
+        std::thread::yield_now();
+        let is_short = self.now() < before + LONG_YIELD;
+        self.polling.has_yielded.store(is_short, Ordering::Relaxed);
+        if !is_short {
+            self.polling.is_shared.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Starts work, with `bytes` of data, that this thread has just posted to a queue pair.
@@ -197,6 +231,33 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Polls of a thread that receives nothing, until it yields.
+    fn polls_until_yield(polling: &Polling) -> u32 {
+        let polls = (1..).find(|_| polling.record(false, 1)).unwrap();
+        polling.has_yielded.store(true, Ordering::Relaxed);
+        polls
+    }
+
+    #[test]
+    fn a_thread_whose_peer_needs_its_processor_yields_sooner() {
+        let polling = Polling::default();
+        for _ in 0..2 {
+            for _ in 0..2 {
+                assert_eq!(polls_until_yield(&polling), IDLE_POLLS);
+            }
+            // The packet comes with the yield.
+            assert!(!polling.record(true, 1));
+            for _ in 0..2 {
+                assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
+                assert!(!polling.record(true, 1));
+            }
+            assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
+            // No packet has come with this one.
+            assert_eq!(polls_until_yield(&polling), IDLE_POLLS);
+            assert!(!polling.record(false, 1) && !polling.record(true, 1), "nor with that one, but later");
+        }
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
