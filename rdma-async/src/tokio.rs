@@ -1,14 +1,17 @@
 //! Drivers as tasks of tokio.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::future::poll_fn;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
 
+use rdma_safe::CompletionChannel;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
 
-use crate::driver::WeakDriver;
+use crate::driver::{WeakDriver, yield_now};
 use crate::{Driver, DriverBuilder, Result, Runner, Sharing, Threads, Turn};
 
 /// The drivers that [`of_runtime`] has made.
@@ -56,8 +59,8 @@ impl DriverBuilder {
     /// Like [`Driver::tokio`].
     pub fn tokio(self) -> Result<Driver> {
         let (driver, runner) = self.build()?;
-        let readable = readable(&runner)?;
-        tokio::spawn(run(runner, readable));
+        let descriptors = Descriptors::new(&runner)?;
+        tokio::spawn(run(runner, descriptors));
         Ok(driver)
     }
 }
@@ -71,30 +74,104 @@ impl<S: Sharing> Runner<S> {
     /// # Panics
     /// Like [`Driver::tokio`].
     pub async fn run_tokio(self) -> Result<()> {
-        let readable = readable(&self)?;
-        run(self, readable).await;
+        let descriptors = Descriptors::new(&self)?;
+        run(self, descriptors).await;
         Ok(())
     }
 }
 
-fn readable<S: Sharing>(runner: &Runner<S>) -> Result<AsyncFd<OwnedFd>> {
-    let descriptor = runner.as_fd().try_clone_to_owned()?;
-    // SAFETY: the owned descriptor stays open until the `AsyncFd` is dropped, and is not taken out of it.
-    let registered = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
-    Ok(registered.map_err(std::io::Error::from)?)
-}
-
-async fn run<S: Sharing>(mut runner: Runner<S>, readable: AsyncFd<OwnedFd>) {
+async fn run<S: Sharing>(mut runner: Runner<S>, mut descriptors: Descriptors) {
+    // `tokio::task::yield_now` lets tokio ask for events of all descriptors, by a system call. Another way to yield would wake
+    // other workers, if there are any.
+    let has_one_worker = Handle::current().metrics().num_workers() == 1;
+    let mut yields_at_once = false;
     loop {
         match runner.turn() {
+            // The first time after a sleep, the tasks that were woken run, and there is probably nothing else to do.
+            Turn::Again if std::mem::take(&mut yields_at_once) && runner.rests() => yield_now().await,
             Turn::Again => tokio::task::yield_now().await,
-            Turn::Sleep => match readable.readable().await {
-                // Cleared before the driver looks for events, so an event in between makes it readable again.
-                Ok(mut guard) => guard.clear_ready(),
-                // The runtime shuts down.
-                Err(_) => return,
-            },
+            Turn::Sleep => {
+                yields_at_once = has_one_worker;
+                descriptors.add_channels(&runner);
+                match poll_fn(|context| descriptors.poll(context)).await {
+                    Ok(Woken::ByChannels) => runner.skip_look(),
+                    Ok(Woken::ByOthers) => {}
+                    // The runtime shuts down.
+                    Err(_) => return,
+                }
+            }
             Turn::Stopped => return,
         }
     }
+}
+
+/// What a sleeping driver waits for.
+///
+/// The descriptor of a runner contains all others. Tokio watches the channels of completion queues itself: fewer epoll instances
+/// are then between a completion and the driver, which also need not ask which descriptor has an event.
+struct Descriptors {
+    /// That of the runner.
+    runner: AsyncFd<OwnedFd>,
+    /// Those of its queues, in order. `None` if tokio cannot watch it. It then stays in the descriptor of the runner.
+    channels: Vec<Option<AsyncFd<Channel>>>,
+}
+
+/// The channel of a completion queue.
+struct Channel(CompletionChannel);
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+/// What has woken a driver.
+enum Woken {
+    /// Only channels of completion queues.
+    ByChannels,
+    /// Also other descriptors.
+    ByOthers,
+}
+
+impl Descriptors {
+    fn new<S: Sharing>(runner: &Runner<S>) -> Result<Self> {
+        let runner = watch(runner.as_fd().try_clone_to_owned()?)?;
+        Ok(Descriptors { runner, channels: Vec::new() })
+    }
+
+    /// Watches the channels of queues that are new.
+    fn add_channels<S: Sharing>(&mut self, runner: &Runner<S>) {
+        for queue in runner.queues().iter().skip(self.channels.len()) {
+            let watched = queue.channel().and_then(|channel| watch(Channel(channel)).ok());
+            if let Some(watched) = &watched {
+                // From here on, tokio reports it.
+                queue.events.poller.remove(watched.get_ref().0.as_fd());
+            }
+            self.channels.push(watched);
+        }
+    }
+
+    /// Waits until any of them is readable.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<std::io::Result<Woken>> {
+        let mut woken = Poll::Pending;
+        // Cleared before the driver looks for completions and events, so one that comes in between makes it readable again.
+        for channel in self.channels.iter().flatten() {
+            if let Poll::Ready(guard) = channel.poll_read_ready(context) {
+                guard?.clear_ready();
+                woken = Poll::Ready(Ok(Woken::ByChannels));
+            }
+        }
+        if let Poll::Ready(guard) = self.runner.poll_read_ready(context) {
+            guard?.clear_ready();
+            woken = Poll::Ready(Ok(Woken::ByOthers));
+        }
+        woken
+    }
+}
+
+/// Lets tokio watch a descriptor.
+fn watch<T: AsRawFd>(descriptor: T) -> Result<AsyncFd<T>> {
+    // SAFETY: `T` owns the descriptor, so it stays open until the `AsyncFd` is dropped, and is not taken out of it.
+    let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
+    Ok(watched.map_err(std::io::Error::from)?)
 }

@@ -102,6 +102,41 @@ async fn a_local_set_of_tokio_runs_a_driver_without_locks() {
     soon(tasks.run_until(work)).await;
 }
 
+/// Connections of a driver whose queues have room for one end each. Later queues are added while it sleeps, and without keepalives
+/// only their events wake it.
+#[cfg(feature = "tokio")]
+async fn use_several_queues() {
+    const QUEUE: u32 = 8;
+    let driver = Driver::builder().completions(2 * QUEUE).idle(Idle::Sleep).tokio().unwrap();
+    let listener = Listener::builder().driver(&driver).sends(QUEUE).receives(QUEUE).keepalive(None);
+    let listener = listener.bind("127.0.0.1:0").await.unwrap();
+    let connector = Connector::with_driver(&driver).sends(QUEUE).receives(QUEUE).keepalive(None);
+    let mut connections = Vec::new();
+    for round in 0..3 {
+        let (connection, end) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        tokio::spawn(echo(end.unwrap()));
+        connections.push(connection.unwrap());
+        for number in 0..MESSAGES / 10 {
+            for connection in &connections {
+                ask(connection, round * MESSAGES + number).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(driver.statistics().sleeps > 0);
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn each_queue_of_a_driver_on_tokio_wakes_it() {
+    let _watchdog = soft0();
+    for workers in [1, 2] {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(workers).enable_all().build().unwrap();
+        runtime.block_on(async { soon(tokio::spawn(use_several_queues())).await.unwrap() });
+    }
+}
+
 /// Runs a driver on a runtime of compio: the example of [`Runner::run_with`].
 async fn run_on_compio(runner: Runner<Local>) -> rdma_async::Result<()> {
     let descriptor = SharedFd::new(runner.as_fd().try_clone_to_owned()?);

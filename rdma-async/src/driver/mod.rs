@@ -27,6 +27,8 @@ use connections::Counts;
 use events::Events;
 use queue::Queue;
 
+#[cfg(feature = "tokio")]
+pub(crate) use run::yield_now;
 pub use run::{Runner, Turn};
 pub use spin::Idle;
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "tokio")]
+use rdma_safe::CompletionChannel;
 use rdma_safe::cm::{Handshake, Progress, SetConnection};
 use rdma_safe::endpoint::Armed;
 use rdma_safe::{Buffer, EndpointKey, EndpointSet};
@@ -50,6 +52,12 @@ impl<S: Sharing> Queue<S> {
             _source: source,
         };
         Ok(Queue { state: S::cell(state), shared_receives: S::cell(Vec::new()), events: events.clone() })
+    }
+
+    /// Where its completion queue reports events.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn channel(&self) -> Option<CompletionChannel> {
+        S::with(&self.state, |state| state.set.channel().cloned())
     }
 
     /// Posts an operation if its turn has come. Otherwise, its task waits for room.

@@ -161,9 +161,7 @@ impl<S: Sharing> Runner<S> {
     #[inline(never)]
     fn look(&mut self) -> bool {
         self.turns = LOOK_EVERY;
-        if std::mem::take(&mut self.sleeps) {
-            self.shared.turns.wakes.fetch_add(1, Ordering::Relaxed);
-        }
+        self.count_wake();
         let has_events = std::mem::take(&mut self.slept) || self.wait(Some(Duration::ZERO)).is_ok();
         if !has_events || self.shared.stopped.load(Ordering::Acquire) {
             return false;
@@ -181,6 +179,12 @@ impl<S: Sharing> Runner<S> {
         }
         // Connections that are being closed have no handles.
         self.shared.has_handles.load(Ordering::Acquire) || self.queues.iter().any(|queue| queue.population().0 != 0)
+    }
+
+    fn count_wake(&mut self) {
+        if std::mem::take(&mut self.sleeps) {
+            self.shared.turns.wakes.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Takes the events of descriptors. Waits for one, at most for `timeout`.
@@ -286,8 +290,28 @@ impl<S: Sharing> Runner<S> {
     }
 }
 
+/// For runtimes that wait for the channels of the queues themselves.
+#[cfg(feature = "tokio")]
+impl<S: Sharing> Runner<S> {
+    /// The queues that it sweeps. New ones come last, and none is removed before the driver stops.
+    pub(crate) fn queues(&self) -> &[S::Rc<Queue<S>>] {
+        &self.queues
+    }
+
+    /// Does not look for events of descriptors before the next sweep, since only channels of its queues have woken it.
+    pub(crate) fn skip_look(&mut self) {
+        self.turns = LOOK_EVERY;
+        self.count_wake();
+    }
+
+    /// Whether it sleeps at once when there is nothing to do.
+    pub(crate) fn rests(&self) -> bool {
+        self.spin.rests()
+    }
+}
+
 /// Lets other tasks run.
-async fn yield_now() {
+pub(crate) async fn yield_now() {
     let mut has_yielded = false;
     poll_fn(|context| {
         if std::mem::replace(&mut has_yielded, true) {
