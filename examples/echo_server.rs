@@ -75,7 +75,7 @@ async fn run(options: Options) -> Result<()> {
     Ok(())
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() {
     rdma_safe::soft::install_by_default(); // without a device, runs on soft0
     if let Err(error) = run(Options::parse()).await {

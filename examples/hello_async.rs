@@ -9,7 +9,7 @@ async fn serve(client: Connection) -> Result<()> {
     Ok(())
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     rdma_safe::soft::install_by_default(); // without a device, runs on soft0
     let listener = Listener::bind("127.0.0.1:0").await?;

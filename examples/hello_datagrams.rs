@@ -26,7 +26,7 @@ async fn ask(server: Address, name: &str) -> Result<()> {
     }
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     rdma_safe::soft::install_by_default(); // without a device, runs on soft0
     let server = Datagrams::bind("127.0.0.1:0").await?;

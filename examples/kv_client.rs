@@ -33,7 +33,7 @@ async fn ask(server: &Connection, request: &[&[u8]]) -> Result<Option<Vec<u8>>, 
     Ok(reply.strip_prefix(b"=").map(<[u8]>::to_vec))
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let Options { server, command } = Options::parse();
     rdma_safe::soft::install_by_default();

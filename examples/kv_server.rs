@@ -51,7 +51,7 @@ async fn serve(client: Connection, store: Store, mut stop: watch::Receiver<()>) 
     Ok(())
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
     rdma_safe::soft::install_by_default();

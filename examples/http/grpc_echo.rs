@@ -138,7 +138,7 @@ async fn call(uri: String, messages: Vec<String>) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let role = Role::parse();
     rdma_safe::soft::install_by_default();

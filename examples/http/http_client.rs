@@ -26,7 +26,7 @@ struct Options {
     http1: bool,
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
     rdma_safe::soft::install_by_default();

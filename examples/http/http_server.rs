@@ -34,7 +34,7 @@ async fn answer(request: Request<Incoming>) -> Result<Reply, Infallible> {
     Ok(Response::new(body))
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
     rdma_safe::soft::install_by_default();

@@ -107,7 +107,7 @@ async fn bridge(client: Client, server: String, mut stop: watch::Receiver<()>) -
     Ok(rdma.close().await?)
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let options = Options::parse();
     rdma_safe::soft::install_by_default();
