@@ -44,7 +44,7 @@
 //!
 //! | program | driver |
 //! |---|---|
-//! | tokio | nothing to do; or [`Driver::builder`] with `tokio()` for options, and several drivers for several cores |
+//! | tokio | nothing to do; or [`Driver::builder`] with `tokio()` for options |
 //! | smol, async-io | `smol::spawn(runner.run_async_io())` with the runner of [`DriverBuilder::build`] |
 //! | any other executor | nothing to do, or [`Runner::run_with`] as one of its tasks |
 //! | one thread per core | `DriverBuilder::build::<Local>()`, and [`Runner::block_on`], `run_tokio` or [`Runner::run_with`] |
@@ -54,12 +54,14 @@
 //!
 //! # One thread of tokio, or several
 //!
-//! A program is fastest if one thread runs its tasks and the driver: `#[tokio::main(flavor = "current_thread")]`. A service that
-//! needs several cores starts such a runtime on each of several threads, each with a listener at another port.
+//! A program that mostly exchanges messages is fastest on one thread, which also runs the driver:
+//! `#[tokio::main(flavor = "current_thread")]`. Run long computations with `spawn_blocking`, since they would stop the driver. A
+//! service that needs several cores starts such a runtime on each of several threads, each with a listener at another port.
+//! [`connect`] and [`Listener::bind`] give each runtime a driver of its own.
 //!
-//! `#[tokio::main]` without a flavor has a worker for each core. Whenever a driver that spins yields, tokio wakes another worker,
-//! which looks for tasks. Tasks move between workers. `main` itself runs on a further thread, so each of its wake-ups crosses
-//! threads. On two cores, a client of the example `kv_server` then has a seventh of the rate.
+//! `#[tokio::main]` without a flavor has a worker for each core. Whenever a driver that spins yields, tokio wakes another worker to
+//! look for tasks. `main` itself runs on a further thread, so each of its wake-ups crosses threads. On two cores, a client of the
+//! example `kv_server` then has about a sixth of the rate.
 //!
 //! # Cancellation
 //!

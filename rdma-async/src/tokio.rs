@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -36,8 +36,8 @@ pub(crate) fn of_runtime() -> Option<Result<Driver>> {
 impl Driver {
     /// A driver with default options, as a task of the current tokio runtime.
     ///
-    /// [`connect`](crate::connect) and [`Listener::bind`](crate::Listener::bind) use one driver for each runtime. Make further
-    /// ones to spread connections over several tasks.
+    /// [`connect`](crate::connect) and [`Listener::bind`](crate::Listener::bind) use one driver for each runtime. Further ones
+    /// help only on a runtime with several workers.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) when there are no file descriptors.
@@ -81,21 +81,21 @@ impl<S: Sharing> Runner<S> {
 }
 
 async fn run<S: Sharing>(mut runner: Runner<S>, mut descriptors: Descriptors) {
-    // `tokio::task::yield_now` lets tokio ask for events of all descriptors, by a system call. Another way to yield would wake
-    // other workers, if there are any.
-    let has_one_worker = Handle::current().metrics().num_workers() == 1;
-    let mut yields_at_once = false;
+    // `tokio::task::yield_now` makes tokio look for events, by a system call. With several workers, a plain yield would wake
+    // another one.
+    let has_one_worker = descriptors.runtime.metrics().num_workers() == 1;
+    let mut has_just_slept = false;
     loop {
         match runner.turn() {
-            // The first time after a sleep, the tasks that were woken run, and there is probably nothing else to do.
-            Turn::Again if std::mem::take(&mut yields_at_once) && runner.rests() => yield_now().await,
+            // After a sleep, only the tasks that were just woken have to run.
+            Turn::Again if has_one_worker && std::mem::take(&mut has_just_slept) => yield_now().await,
             Turn::Again => tokio::task::yield_now().await,
             Turn::Sleep => {
-                yields_at_once = has_one_worker;
+                has_just_slept = true;
                 descriptors.add_channels(&runner);
                 match poll_fn(|context| descriptors.poll(context)).await {
                     Ok(Woken::ByChannels) => runner.skip_look(),
-                    Ok(Woken::ByOthers) => {}
+                    Ok(Woken::ByRunner) => {}
                     // The runtime shuts down.
                     Err(_) => return,
                 }
@@ -114,14 +114,22 @@ struct Descriptors {
     runner: AsyncFd<OwnedFd>,
     /// Those of its queues, in order. `None` if tokio cannot watch it. It then stays in the descriptor of the runner.
     channels: Vec<Option<AsyncFd<Channel>>>,
+    /// The runtime that watches them.
+    runtime: Handle,
 }
 
 /// The channel of a completion queue.
 struct Channel(CompletionChannel);
 
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl AsRawFd for Channel {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
+        self.as_fd().as_raw_fd()
     }
 }
 
@@ -129,23 +137,23 @@ impl AsRawFd for Channel {
 enum Woken {
     /// Only channels of completion queues.
     ByChannels,
-    /// Also other descriptors.
-    ByOthers,
+    /// The descriptor of the runner, perhaps channels, too.
+    ByRunner,
 }
 
 impl Descriptors {
     fn new<S: Sharing>(runner: &Runner<S>) -> Result<Self> {
         let runner = watch(runner.as_fd().try_clone_to_owned()?)?;
-        Ok(Descriptors { runner, channels: Vec::new() })
+        Ok(Descriptors { runner, channels: Vec::new(), runtime: Handle::current() })
     }
 
     /// Watches the channels of queues that are new.
     fn add_channels<S: Sharing>(&mut self, runner: &Runner<S>) {
+        let _context = self.runtime.enter();
         for queue in runner.queues().iter().skip(self.channels.len()) {
             let watched = queue.channel().and_then(|channel| watch(Channel(channel)).ok());
-            if let Some(watched) = &watched {
-                // From here on, tokio reports it.
-                queue.events.poller.remove(watched.get_ref().0.as_fd());
+            if watched.is_some() {
+                queue.unwatch_channel();
             }
             self.channels.push(watched);
         }
@@ -163,15 +171,15 @@ impl Descriptors {
         }
         if let Poll::Ready(guard) = self.runner.poll_read_ready(context) {
             guard?.clear_ready();
-            woken = Poll::Ready(Ok(Woken::ByOthers));
+            woken = Poll::Ready(Ok(Woken::ByRunner));
         }
         woken
     }
 }
 
 /// Lets tokio watch a descriptor.
-fn watch<T: AsRawFd>(descriptor: T) -> Result<AsyncFd<T>> {
-    // SAFETY: `T` owns the descriptor, so it stays open until the `AsyncFd` is dropped, and is not taken out of it.
+fn watch<T: AsFd + AsRawFd>(descriptor: T) -> Result<AsyncFd<T>> {
+    // SAFETY: a value with `AsFd` keeps its descriptor open. It is not taken out of the `AsyncFd` before that is dropped.
     let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     Ok(watched.map_err(std::io::Error::from)?)
 }

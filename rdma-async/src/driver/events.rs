@@ -192,6 +192,12 @@ impl<S: Sharing> Source<S> {
         Ok(source)
     }
 
+    /// From now on, a runtime watches the descriptor. The driver only looks for errors, which tokio does not report to a reader.
+    #[cfg(feature = "tokio")]
+    pub(super) fn report_errors(&self) {
+        self.events.poller.report_errors(self.watched.fd(), self.token);
+    }
+
     /// Reports once more if the descriptor is readable.
     pub(crate) fn report_again(&self) {
         self.events.poller.report_again(self.watched.fd(), self.token);

@@ -61,6 +61,13 @@ impl Poller {
         let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags);
     }
 
+    /// From now on, reports only errors of `fd`.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn report_errors(&self, fd: BorrowedFd<'_>, token: u64) {
+        // It fails only if `fd` was not added.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::ET);
+    }
+
     /// Stops reports about `fd`.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         // It fails only if `fd` was not added.
@@ -128,5 +135,28 @@ fn timespec(time: Duration) -> Timespec {
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+}
+
+#[cfg(all(test, feature = "tokio"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no Unix sockets")]
+    fn only_errors_of_a_descriptor_that_a_runtime_watches_are_reported() {
+        let (poller, mut tokens) = (Poller::new().unwrap(), Vec::new());
+        let mut look = || {
+            tokens.clear();
+            poller.wait(Some(Duration::ZERO), &mut tokens).unwrap();
+            tokens.clone()
+        };
+        let (socket, peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        poller.add(socket.as_fd(), 7).unwrap();
+        poller.report_errors(socket.as_fd(), 7);
+        write(&peer, b"readable").unwrap();
+        assert_eq!(look(), []);
+        drop(peer);
+        assert_eq!(look(), [7]);
     }
 }

@@ -49,7 +49,7 @@ impl<S: Sharing> Queue<S> {
             leaving: Vec::new(),
             exceeded_before: 0,
             broken: None,
-            _source: source,
+            source,
         };
         Ok(Queue { state: S::cell(state), shared_receives: S::cell(Vec::new()), events: events.clone() })
     }
@@ -58,6 +58,12 @@ impl<S: Sharing> Queue<S> {
     #[cfg(feature = "tokio")]
     pub(crate) fn channel(&self) -> Option<CompletionChannel> {
         S::with(&self.state, |state| state.set.channel().cloned())
+    }
+
+    /// The runtime watches the channel, and the driver only looks for its errors.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn unwatch_channel(&self) {
+        S::with(&self.state, |state| state.source.report_errors());
     }
 
     /// Posts an operation if its turn has come. Otherwise, its task waits for room.

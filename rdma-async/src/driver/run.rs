@@ -150,6 +150,10 @@ impl<S: Sharing> Runner<S> {
             // Without the timer, deadlines are met only by looking.
             return Turn::Again;
         }
+        // Arming may have completed the end of the last connection.
+        if !self.has_users() {
+            return Turn::Stopped;
+        }
         (self.turns, self.sleeps) = (1, true);
         self.spin.sleeps();
         self.shared.turns.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -177,7 +181,11 @@ impl<S: Sharing> Runner<S> {
         for queue in &self.queues {
             queue.advance_leaving(&mut self.effects);
         }
-        // Connections that are being closed have no handles.
+        self.has_users()
+    }
+
+    /// Whether there are handles. Connections that are being closed have none.
+    fn has_users(&self) -> bool {
         self.shared.has_handles.load(Ordering::Acquire) || self.queues.iter().any(|queue| queue.population().0 != 0)
     }
 
@@ -298,15 +306,10 @@ impl<S: Sharing> Runner<S> {
         &self.queues
     }
 
-    /// Does not look for events of descriptors before the next sweep, since only channels of its queues have woken it.
+    /// Makes the next turn sweep without a look for events of descriptors: only channels of its queues have woken it.
     pub(crate) fn skip_look(&mut self) {
         self.turns = LOOK_EVERY;
         self.count_wake();
-    }
-
-    /// Whether it sleeps at once when there is nothing to do.
-    pub(crate) fn rests(&self) -> bool {
-        self.spin.rests()
     }
 }
 

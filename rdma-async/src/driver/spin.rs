@@ -236,16 +236,6 @@ impl Spin {
         false
     }
 
-    /// Whether it sleeps at once when there is nothing to do.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn rests(&self) -> bool {
-        match self.idle {
-            Idle::Spin => false,
-            Idle::Sleep => true,
-            Idle::Adaptive => self.pause.until.is_some() && self.pause.includes(Instant::now()),
-        }
-    }
-
     /// The driver sleeps now.
     pub(crate) fn sleeps(&mut self) {
         self.until = None;

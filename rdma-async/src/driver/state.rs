@@ -29,7 +29,8 @@ pub(super) struct State<S: Sharing> {
     /// Why no connection of the queue works any more.
     pub(super) broken: Option<Ended>,
     /// Reports events of the completion queue.
-    pub(super) _source: Source<S>,
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code, reason = "its drop ends the reports"))]
+    pub(super) source: Source<S>,
 }
 
 /// Most completions to take while the lock is held.

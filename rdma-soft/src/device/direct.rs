@@ -18,8 +18,8 @@
 //! be woken. On a direct channel such an event is *held* until the program asks for it or the server scans: the descriptor does not
 //! become readable, which would cost two system calls and wake the program once more.
 //!
-//! While a channel is direct, peers on this host send a byte with each packet, since no thread calls [`Core::disarm_wakeups`] after
-//! [`Core::arm_wakeups`]. The byte keeps the socket readable.
+//! While a channel is direct, peers on this host raise their eventfd with each packet, since no thread calls
+//! [`Core::disarm_wakeups`] after [`Core::arm_wakeups`]. The eventfd stays readable until a thread arms again.
 
 mod frequency;
 mod held;
@@ -247,8 +247,8 @@ impl Device {
             Err(_) => core.direct.from = now + BACKOFF,
         }
         drop(core);
-        // The server has to wait without the sockets now. If the mode has not begun, `arm_wakeups` may have read the byte that was
-        // to wake it.
+        // The server has to wait without the sockets now. If the mode has not begun, `arm_wakeups` may have cleared the eventfd
+        // that was to wake it.
         self.server.wake_before(Time(0));
     }
 
@@ -506,7 +506,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn the_server_is_woken_for_a_packet_whose_wake_up_byte_was_read() {
+    fn the_server_is_woken_for_a_packet_whose_wakeup_was_cleared() {
         let (device, channel, _) = device();
         let mut send = sender(&device);
         send();

@@ -24,7 +24,7 @@ const UNANSWERED_POLLS: u32 = 128;
 /// Empty polls since the last packet, wait or yield after which the thread yields the processor.
 const IDLE_POLLS: u32 = 32;
 
-/// The same after a yield with which a packet has come. The peer then needs this processor, and answers sooner.
+/// The same limit if a packet came with the last yield: the peer shares this processor.
 const IDLE_POLLS_IF_SHARED: u32 = 4;
 
 /// If a yield takes so long, another program has had the processor. A packet that has come meanwhile may not have needed the yield.
@@ -59,30 +59,63 @@ pub(super) struct Polling {
     unanswered: AtomicU32,
     /// Empty polls since the last packet, wait or yield, approximately. One that reads a UDP socket counts as [`UDP_WEIGHT`] polls.
     idle: AtomicU32,
-    /// Whether the thread has just yielded the processor, and has it back.
+    /// Whether there was a short yield since the last poll.
     has_yielded: AtomicBool,
     /// Whether a packet came with the last yield.
     is_shared: AtomicBool,
 }
 
+/// What to do after a poll that has received nothing.
+struct Empty {
+    /// Wake the peers, which do not answer.
+    kicks: bool,
+    /// Yield the processor, which a peer may need.
+    yields: bool,
+}
+
 impl Polling {
-    /// Counts a poll. Returns whether the thread is to yield the processor, which the peer may be waiting for.
-    fn record(&self, has_received: bool, weight: u32) -> bool {
+    /// Counts a poll, which has received packets or not, or did not get the device. Returns what to do if it has received nothing.
+    fn record(&self, has_received: Option<bool>, weight: u32) -> Option<Empty> {
         let Polling { unanswered, idle, has_yielded, is_shared, .. } = self;
-        if has_yielded.load(Ordering::Relaxed) {
-            has_yielded.store(false, Ordering::Relaxed);
-            is_shared.store(has_received, Ordering::Relaxed);
+        let mut most = IDLE_POLLS;
+        if let Some(has_received) = has_received {
+            if has_yielded.load(Ordering::Relaxed) {
+                has_yielded.store(false, Ordering::Relaxed);
+                is_shared.store(has_received, Ordering::Relaxed);
+            }
+            if has_received {
+                unanswered.store(0, Ordering::Relaxed);
+                idle.store(0, Ordering::Relaxed);
+                return None;
+            }
+            if is_shared.load(Ordering::Relaxed) {
+                most = IDLE_POLLS_IF_SHARED;
+            }
         }
-        if has_received {
-            unanswered.store(0, Ordering::Relaxed);
+        let add = |polls: &AtomicU32, more: u32| {
+            let count = polls.load(Ordering::Relaxed).wrapping_add(more);
+            polls.store(count, Ordering::Relaxed);
+            count
+        };
+        let (kicks, yields) = (add(unanswered, 1) == UNANSWERED_POLLS, add(idle, weight) >= most);
+        if yields {
             idle.store(0, Ordering::Relaxed);
-            return false;
         }
-        unanswered.store(unanswered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        let polls = idle.load(Ordering::Relaxed) + weight;
-        let yields = polls >= if is_shared.load(Ordering::Relaxed) { IDLE_POLLS_IF_SHARED } else { IDLE_POLLS };
-        idle.store(if yields { 0 } else { polls }, Ordering::Relaxed);
-        yields
+        Some(Empty { kicks, yields })
+    }
+
+    /// The program is about to sleep. It must not yield before: another thread may then have the processor for milliseconds.
+    fn forget_idle(&self) {
+        self.idle.store(0, Ordering::Relaxed);
+        self.record_yield(true);
+    }
+
+    /// Records a yield, and whether it took [`LONG_YIELD`].
+    fn record_yield(&self, was_long: bool) {
+        self.has_yielded.store(!was_long, Ordering::Relaxed);
+        if was_long {
+            self.is_shared.store(false, Ordering::Relaxed);
+        }
     }
 }
 
@@ -96,7 +129,7 @@ impl Device {
         // Leave the lock to threads that wait for it.
         let core = if self.has_waiter.load(Ordering::Relaxed) { None } else { self.try_lock() };
         let (mut holds, mut weight) = (false, 1);
-        let has_received = core.is_some_and(|mut core| {
+        let has_received = core.map(|mut core| {
             let (now, before) = (self.now(), core.state.shared.packets);
             if core.links.iter().any(|link| link.inbox.polls_udp()) {
                 weight = UDP_WEIGHT;
@@ -119,11 +152,8 @@ impl Device {
             self.count_packets(&core, before);
             any
         });
-        let yields = self.polling.record(has_received, weight);
-        if has_received {
-            return holds;
-        }
-        if self.polling.unanswered.load(Ordering::Relaxed) == UNANSWERED_POLLS {
+        let Some(Empty { kicks, yields }) = self.polling.record(has_received, weight) else { return holds };
+        if kicks {
             self.kick();
         }
         if yields {
@@ -137,11 +167,7 @@ impl Device {
     fn yield_processor(&self) {
         let before = self.now();
         std::thread::yield_now();
-        let is_short = self.now() < before + LONG_YIELD;
-        self.polling.has_yielded.store(is_short, Ordering::Relaxed);
-        if !is_short {
-            self.polling.is_shared.store(false, Ordering::Relaxed);
-        }
+        self.polling.record_yield(self.now() >= before + LONG_YIELD);
     }
 
     /// Starts work, with `bytes` of data, that this thread has just posted to a queue pair.
@@ -184,10 +210,8 @@ impl Device {
 
     /// The program has armed a completion queue, and is about to wait for its event.
     pub(crate) fn begin_wait(&self) {
-        // A program that sleeps often must not yield in between. After a yield, another thread may have the processor for
-        // milliseconds. After a sleep, the kernel usually lets the program run soon. A program that arms and does not sleep never
-        // yields.
-        self.polling.idle.store(0, Ordering::Relaxed);
+        // After a sleep, the kernel usually lets the program run soon. A program that arms and does not sleep never yields.
+        self.polling.forget_idle();
         self.server.begin_wait(self.polls());
     }
 
@@ -234,8 +258,8 @@ mod tests {
 
     /// Polls of a thread that receives nothing, until it yields.
     fn polls_until_yield(polling: &Polling) -> u32 {
-        let polls = (1..).find(|_| polling.record(false, 1)).unwrap();
-        polling.has_yielded.store(true, Ordering::Relaxed);
+        let polls = (1..).find(|_| polling.record(Some(false), 1).unwrap().yields).unwrap();
+        polling.record_yield(false);
         polls
     }
 
@@ -247,16 +271,43 @@ mod tests {
                 assert_eq!(polls_until_yield(&polling), IDLE_POLLS);
             }
             // The packet comes with the yield.
-            assert!(!polling.record(true, 1));
+            assert!(polling.record(Some(true), 1).is_none());
             for _ in 0..2 {
                 assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
-                assert!(!polling.record(true, 1));
+                assert!(polling.record(Some(true), 1).is_none());
             }
             assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
             // No packet has come with this one.
             assert_eq!(polls_until_yield(&polling), IDLE_POLLS);
-            assert!(!polling.record(false, 1) && !polling.record(true, 1), "nor with that one, but later");
+            assert!(!polling.record(Some(false), 1).unwrap().yields);
+            assert!(polling.record(Some(true), 1).is_none());
+            assert_eq!(polls_until_yield(&polling), IDLE_POLLS, "the packet came after the second poll");
+            assert!(polling.record(Some(true), 1).is_none());
+            // Another program has had the processor.
+            assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
+            polling.record_yield(true);
+            assert!(polling.record(Some(true), 1).is_none());
         }
+    }
+
+    #[test]
+    fn polls_that_do_not_get_the_device_say_nothing_about_a_yield() {
+        let polling = Polling::default();
+        polls_until_yield(&polling);
+        assert!(!polling.record(None, 1).unwrap().yields);
+        assert!(polling.record(Some(true), 1).is_none());
+        let yields = (1..).find(|_| polling.record(None, 1).unwrap().yields).unwrap();
+        assert_eq!(yields, IDLE_POLLS);
+        polling.record_yield(false);
+        assert!(polling.record(Some(true), 1).is_none());
+        assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
+    }
+
+    #[test]
+    fn peers_that_do_not_answer_are_woken_once() {
+        let polling = Polling::default();
+        let kicks = (0..3 * UNANSWERED_POLLS).filter(|_| polling.record(Some(false), 1).unwrap().kicks).count();
+        assert_eq!(kicks, 1);
     }
 
     #[test]

@@ -348,6 +348,11 @@ impl Receiver {
             && needs_wakeup.swap(0, Ordering::Relaxed) != 0
     }
 
+    /// Bytes of the ring that were taken so far.
+    pub(super) fn position(&self) -> u64 {
+        self.head
+    }
+
     /// Whether there is a message. Also true if the sender's position is invalid.
     pub(super) fn has_message(&self) -> bool {
         self.mapping.control().tail.0.load(Ordering::Acquire) != self.head

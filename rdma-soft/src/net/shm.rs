@@ -6,19 +6,19 @@
 //! ring is full.
 //!
 //! Names of abstract sockets belong to a network namespace, as addresses do, and any process may bind any of them. So only
-//! peers of the same user use shared memory. The sender wakes a receiver that sleeps by an eventfd, which takes less time than a
-//! byte on a socket. After the handshake the connection has two purposes: a byte of the receiver wakes a sender that waits for
-//! room, and its end reports that the peer is gone.
+//! peers of the same user use shared memory. An eventfd of the sender wakes a receiver that sleeps. After the handshake the
+//! connection has two purposes: a byte of the receiver wakes a sender that waits for room, and its end reports that the peer is
+//! gone.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use super::poll::{Poll, Ready};
+use super::poll::Poll;
 use super::ring::{self, RingError};
 use super::route::LocalAddresses;
-use super::shm_handshake::{self, Passed, VERSION};
+use super::shm_handshake::{self, Descriptors, VERSION};
 use super::sockaddr::{SockAddr, is_link_local};
 use super::socket::check_neg;
 use super::unix::{self, AcceptError, Accepted, Reserve};
@@ -77,7 +77,7 @@ impl Shm {
         unix::listen(listener.as_fd()).ok()?;
         let (poll, handshake) = (Poll::new().ok()?, shm_handshake::encode(address));
         let shm = Shm { listener, poll, handshake, local_addresses: LocalAddresses::now() };
-        shm.register(shm.listener.as_fd(), LISTENER_TOKEN).ok()?;
+        shm.register(shm.listener.as_fd(), Source::Listener).ok()?;
         Some(shm)
     }
 
@@ -96,12 +96,12 @@ impl Shm {
         self.poll.fd()
     }
 
-    /// Connects to the peer at an address. [`sender_number`] reports by this number that there is room, or that the connection has
-    /// ended.
+    /// Connects to the peer at an address. [`Source::Sender`] with this number reports that there is room, or that the connection
+    /// has ended.
     ///
     /// # Errors
     /// No process of the same user listens at the address, its backlog is full, or there is no memory.
-    pub(super) fn connect(&self, to: IpAddr, token: usize, now: Time) -> io::Result<ShmSender> {
+    pub(super) fn connect(&self, to: IpAddr, number: usize, now: Time) -> io::Result<ShmSender> {
         let connection = unix::socket(libc::SOCK_SEQPACKET)?;
         unix::connect(connection.as_fd(), &name(to))?;
         check_same_user(connection.as_fd())?;
@@ -109,8 +109,8 @@ impl Shm {
         let wakeup = Wakeup::new()?;
         // Edge-triggered, so the end is reported once. A child process may keep the connection open when it is closed here.
         let events = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET;
-        self.poll.add(connection.as_fd(), SENDER_FLAG | token as u64, events)?;
-        let passed = Passed { memory: memory.as_fd(), wakeup: wakeup.fd() };
+        self.poll.add(connection.as_fd(), Source::Sender(number).token(), events)?;
+        let passed = Descriptors { memory: memory.as_fd(), wakeup: wakeup.fd() };
         shm_handshake::send(connection.as_fd(), &self.handshake, &passed)?;
         Ok(ShmSender { connection, ring, wakeup, checked_at: now, has_sent_since_kick: false })
     }
@@ -154,18 +154,18 @@ impl Shm {
         }
     }
 
-    /// Adds a descriptor to the set under this token.
-    pub(super) fn register(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        self.poll.add(fd, token, libc::EPOLLIN | libc::EPOLLRDHUP)
+    /// Adds a descriptor to the set.
+    pub(super) fn register(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+        self.poll.add(fd, source.token(), libc::EPOLLIN | libc::EPOLLRDHUP)
     }
 
     pub(super) fn unregister(&self, fd: BorrowedFd<'_>) {
         self.poll.remove(fd);
     }
 
-    /// Returns descriptors with events.
-    pub(super) fn ready(&self) -> impl Iterator<Item = Ready> + use<> {
-        self.poll.ready()
+    /// Returns descriptors with events, and whether each has ended.
+    pub(super) fn ready(&self) -> impl Iterator<Item = (Source, bool)> + use<> {
+        self.poll.ready().map(|ready| (Source::of(ready.token), ready.has_ended))
     }
 }
 
@@ -174,16 +174,41 @@ fn is_link_only(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if is_link_local(v6))
 }
 
-/// Returns the number of the [`ShmSender`] whose peer has made room, or has closed the connection.
-pub(super) fn sender_number(ready: &Ready) -> Option<usize> {
-    let is_sender = ready.token & SENDER_FLAG != 0 && ready.token != LISTENER_TOKEN;
-    is_sender.then_some((ready.token & !SENDER_FLAG) as usize)
+/// A descriptor in the set of an endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    /// A peer connects.
+    Listener,
+    /// The connection of the [`ShmSender`] with this number: its peer has made room.
+    Sender(usize),
+    /// The connection with this number of a peer that sends packets.
+    Receiver(u64),
+    /// The wake-up of this peer.
+    Wakeup(u64),
 }
 
-impl Ready {
-    /// Whether a peer wakes this process, and does nothing else.
-    pub(super) fn is_wakeup(&self) -> bool {
-        self.token & WAKEUP_FLAG != 0
+/// Bits of a token for the number. Two bits above it are for the kind.
+const NUMBER_BITS: u32 = 62;
+
+impl Source {
+    fn token(self) -> u64 {
+        let (kind, number) = match self {
+            Source::Receiver(number) => (0, number),
+            Source::Wakeup(number) => (1, number),
+            Source::Sender(number) => (2, number as u64),
+            Source::Listener => (3, 0),
+        };
+        kind << NUMBER_BITS | number
+    }
+
+    fn of(token: u64) -> Self {
+        let number = token & ((1 << NUMBER_BITS) - 1);
+        match token >> NUMBER_BITS {
+            0 => Source::Receiver(number),
+            1 => Source::Wakeup(number),
+            2 => Source::Sender(number as usize),
+            _ => Source::Listener,
+        }
     }
 }
 
@@ -335,15 +360,6 @@ fn drain_wake_bytes(connection: BorrowedFd<'_>) {
 /// Interval between checks that a peer exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Token of the listener.
-pub(super) const LISTENER_TOKEN: u64 = u64::MAX;
-
-/// Set in the tokens of [`ShmSender`] connections. The other bits are the number.
-const SENDER_FLAG: u64 = 1 << 63;
-
-/// Set in the tokens of wake-ups. The other bits are the token of the connection.
-pub(super) const WAKEUP_FLAG: u64 = 1 << 62;
-
 fn check_same_user(peer: BorrowedFd<'_>) -> io::Result<()> {
     if unix::peer_user(peer)? == unix::own_user() { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
@@ -351,6 +367,17 @@ fn check_same_user(peer: BorrowedFd<'_>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_round_trips() {
+        let numbers = [0, 1, (1 << NUMBER_BITS) - 1];
+        let of_peers = numbers
+            .into_iter()
+            .flat_map(|number| [Source::Sender(number as usize), Source::Receiver(number), Source::Wakeup(number)]);
+        for source in of_peers.chain([Source::Listener]) {
+            assert_eq!(Source::of(source.token()), source);
+        }
+    }
 
     #[test]
     fn a_prefix_round_trips() {
@@ -375,9 +402,8 @@ mod tests {
         let (address, passed) = shm_handshake::receive(connection.as_fd()).unwrap();
         assert_eq!(address.to_string(), "127.77.3.10");
         assert!(!ring::Receiver::new(passed.memory.as_fd()).unwrap().has_message());
-        to.register(connection.as_fd(), 7).unwrap();
-        let ended: Vec<_> = to.ready().map(|ready| (ready.token, ready.has_ended)).collect();
-        assert_eq!(ended, [(7, true)]);
+        to.register(connection.as_fd(), Source::Receiver(7)).unwrap();
+        assert_eq!(to.ready().collect::<Vec<_>>(), [(Source::Receiver(7), true)]);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 
 use std::mem;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::mmsg::{cmsg_space, put_cmsg};
 use super::sockaddr::{from_bytes, to_bytes};
@@ -47,8 +47,8 @@ pub(super) enum HandshakeError {
     /// The peer's protocol has a later version that this side does not understand.
     #[error("the peer has version {0} of the protocol")]
     OtherVersion(u8),
-    /// The message is not a handshake, or has other descriptors.
-    #[error("it is not a handshake, or has other descriptors")]
+    /// The message is not a handshake, or lacks its descriptors.
+    #[error("it is not a handshake, or lacks its descriptors")]
     Invalid,
     /// The connection has failed.
     #[error(transparent)]
@@ -80,16 +80,20 @@ fn decode(bytes: &[u8]) -> Result<IpAddr, HandshakeError> {
     Ok(from_bytes(address))
 }
 
-/// What a handshake passes besides its bytes.
-pub(super) struct Passed<F> {
+/// The descriptors of a handshake.
+pub(super) struct Descriptors<F> {
     /// The memory of the ring.
     pub(super) memory: F,
-    /// An eventfd that wakes the receiver. It does not block.
+    /// An eventfd that wakes the receiver.
     pub(super) wakeup: F,
 }
 
 /// Sends a handshake and its descriptors (`SCM_RIGHTS`).
-pub(super) fn send(connection: BorrowedFd<'_>, bytes: &[u8], passed: &Passed<BorrowedFd<'_>>) -> std::io::Result<()> {
+pub(super) fn send(
+    connection: BorrowedFd<'_>,
+    bytes: &[u8],
+    passed: &Descriptors<BorrowedFd<'_>>,
+) -> std::io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = DescriptorControl::default();
     let descriptors = [passed.memory, passed.wakeup].map(|fd| fd.as_raw_fd().to_ne_bytes()).concat();
@@ -104,14 +108,14 @@ pub(super) fn send(connection: BorrowedFd<'_>, bytes: &[u8], passed: &Passed<Bor
 }
 
 /// Receives a peer's IP address and the descriptors that it passes.
-pub(super) fn receive(connection: BorrowedFd<'_>) -> Result<(IpAddr, Passed<OwnedFd>), HandshakeError> {
+pub(super) fn receive(connection: BorrowedFd<'_>) -> Result<(IpAddr, Descriptors<OwnedFd>), HandshakeError> {
     let mut bytes = [0_u8; MAX_BYTES];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = DescriptorControl::default();
     let mut descriptors = [None, None];
     // SAFETY: all fields may be zero. The message points to room for the bytes and for two descriptors. The kernel writes complete
-    // control messages, and received descriptors are new and owned by nobody else. Those that the message has are read. The kernel
-    // closes descriptors without room: the padding has the size of none, as `DESCRIPTOR_CONTROL` asserts.
+    // control messages, and received descriptors are new and owned by nobody else. Only those within `cmsg_len` are read. The
+    // kernel closes descriptors without room, and there is no padding that has room for another one.
     let len = unsafe {
         let mut header = mem::zeroed::<libc::msghdr>();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
@@ -136,16 +140,9 @@ pub(super) fn receive(connection: BorrowedFd<'_>) -> Result<(IpAddr, Passed<Owne
     };
     let address = decode(&bytes[..len])?;
     match descriptors {
-        [Some(memory), Some(wakeup)] if is_nonblocking(wakeup.as_fd()) => Ok((address, Passed { memory, wakeup })),
+        [Some(memory), Some(wakeup)] => Ok((address, Descriptors { memory, wakeup })),
         _ => Err(HandshakeError::Invalid),
     }
-}
-
-/// Whether to read a descriptor does not wait.
-fn is_nonblocking(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: the arguments are numbers.
-    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
 /// Bytes of a descriptor.
@@ -164,6 +161,8 @@ struct DescriptorControl([u8; DESCRIPTOR_CONTROL]);
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     const ADDRESSES: [&str; 3] = ["127.1.2.3", "::1", "2001:db8::7"];

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::ring::Receiver;
-use super::shm::{self, Shm};
-use super::shm_handshake::{self, HandshakeError, Passed};
+use super::shm::{self, Shm, Source};
+use super::shm_handshake::{self, Descriptors, HandshakeError};
 use super::unix::{self, Reserve};
 use super::wakeup::Wakeup;
 use crate::wire::Data;
@@ -14,8 +14,8 @@ use crate::wire::Data;
 #[derive(Default)]
 pub(super) struct ShmReceivers {
     receivers: Vec<ShmReceiver>,
-    /// Token of the next connection.
-    next_token: u64,
+    /// Number of the next connection.
+    next_number: u64,
     /// Numbers of [`ShmSender`](super::shm::ShmSender) connections that epoll has reported.
     ready_senders: Vec<usize>,
     reserve: Reserve,
@@ -24,38 +24,47 @@ pub(super) struct ShmReceivers {
 /// A connection of a peer.
 pub(super) struct ShmReceiver {
     connection: OwnedFd,
-    token: u64,
-    /// What the peer has passed, after the handshake.
+    number: u64,
+    /// Of the peer, after the handshake.
     incoming: Option<Incoming>,
     /// The peer has closed the connection or violated the protocol.
     is_closed: bool,
 }
 
-/// What a peer has passed.
+/// A peer's address, ring and wake-up.
 struct Incoming {
     address: IpAddr,
     ring: Receiver,
     wakeup: Wakeup,
     /// The peer has raised the wake-up. Only arming and disarming clear it, because otherwise a sleeping thread could miss it.
     is_raised: bool,
+    /// Whether it could not be cleared.
+    is_broken: bool,
+    /// Position in the ring when the wake-up was raised last, and how often in a row that was at this position.
+    raised_at: (u64, u32),
 }
+
+/// A peer that raises its wake-up so often in a row without a message would keep the server thread busy.
+const MOST_IN_VAIN: u32 = 1000;
 
 impl ShmReceivers {
     /// Accepts connections, receives handshakes, and notes wake-ups, closed connections, and senders with room.
     pub(super) fn handle_events(&mut self, shm: &Shm) {
-        for ready in shm.ready() {
-            if let Some(sender) = shm::sender_number(&ready) {
-                self.ready_senders.push(sender);
-                continue;
-            }
-            let (receiver, has_ended) = match ready.token {
-                shm::LISTENER_TOKEN => (self.accept(shm), false),
-                token => (self.find(token & !shm::WAKEUP_FLAG), ready.has_ended),
-            };
-            let Some(receiver) = receiver else { continue };
-            match &mut receiver.incoming {
-                Some(incoming) if ready.is_wakeup() && !has_ended => incoming.is_raised = true,
-                _ => receiver.is_closed |= receiver.handle_ready(shm).is_err() | has_ended,
+        for (source, has_ended) in shm.ready() {
+            match source {
+                Source::Listener => self.accept(shm),
+                Source::Sender(number) => self.ready_senders.push(number),
+                Source::Receiver(number) => {
+                    if let Some(receiver) = self.find(number) {
+                        receiver.is_closed |= receiver.handle_ready(shm).is_err() | has_ended;
+                    }
+                }
+                Source::Wakeup(number) => {
+                    if let Some(receiver) = self.find(number) {
+                        receiver.is_closed |=
+                            has_ended || !receiver.incoming.as_mut().is_some_and(Incoming::note_raised);
+                    }
+                }
             }
         }
         // Remove a closed connection only when its ring is empty.
@@ -66,18 +75,20 @@ impl ShmReceivers {
         }
     }
 
-    fn find(&mut self, token: u64) -> Option<&mut ShmReceiver> {
-        self.receivers.iter_mut().find(|receiver| receiver.token == token)
+    fn find(&mut self, number: u64) -> Option<&mut ShmReceiver> {
+        self.receivers.iter_mut().find(|receiver| receiver.number == number)
     }
 
     /// Accepts a connection.
-    fn accept(&mut self, shm: &Shm) -> Option<&mut ShmReceiver> {
-        let connection = shm.accept(&mut self.reserve).ok()?;
-        let token = self.next_token;
-        shm.register(connection.as_fd(), token).ok()?;
-        self.next_token += 1;
-        self.receivers.push(ShmReceiver { connection, token, incoming: None, is_closed: false });
-        self.receivers.last_mut()
+    fn accept(&mut self, shm: &Shm) {
+        let (number, Ok(connection)) = (self.next_number, shm.accept(&mut self.reserve)) else { return };
+        if shm.register(connection.as_fd(), Source::Receiver(number)).is_err() {
+            return;
+        }
+        self.next_number += 1;
+        let mut receiver = ShmReceiver { connection, number, incoming: None, is_closed: false };
+        receiver.is_closed = receiver.handle_ready(shm).is_err();
+        self.receivers.push(receiver);
     }
 
     fn remove(&mut self, at: usize, shm: &Shm) {
@@ -148,10 +159,20 @@ impl Incoming {
 
     /// Asks the peer to stop waking this process, and clears its wake-up.
     fn disarm(&mut self) {
-        // If the peer has not raised it yet, it causes one spurious wake-up later, and is cleared then.
+        // A peer that raises it later causes one spurious wake-up. The next call clears that.
         if self.ring.disarm() | std::mem::take(&mut self.is_raised) {
-            self.wakeup.clear();
+            self.is_broken |= self.wakeup.clear().is_err();
         }
+    }
+
+    /// The peer has raised the wake-up. Returns whether that is possible for a peer that keeps the protocol.
+    fn note_raised(&mut self) -> bool {
+        if !std::mem::replace(&mut self.is_raised, true) {
+            let (at, times) = self.raised_at;
+            let position = self.ring.position();
+            self.raised_at = (position, if position == at { times + 1 } else { 0 });
+        }
+        !self.is_broken && self.raised_at.1 < MOST_IN_VAIN
     }
 }
 
@@ -168,7 +189,7 @@ impl ShmReceiver {
         if self.incoming.is_some() {
             return Err(HandshakeError::Invalid);
         }
-        let (address, Passed { memory, wakeup }) = match shm_handshake::receive(self.connection.as_fd()) {
+        let (address, Descriptors { memory, wakeup }) = match shm_handshake::receive(self.connection.as_fd()) {
             Err(HandshakeError::Pending) => return Ok(()),
             handshake => handshake?,
         };
@@ -176,9 +197,9 @@ impl ShmReceiver {
         if !shm.is_local_now(&address) {
             return Err(HandshakeError::Invalid);
         }
-        let (ring, wakeup) = (Receiver::new(memory.as_fd())?, Wakeup::passed(wakeup));
-        shm.register(wakeup.fd(), self.token | shm::WAKEUP_FLAG)?;
-        self.incoming = Some(Incoming { address, ring, wakeup, is_raised: false });
+        let (ring, wakeup) = (Receiver::new(memory.as_fd())?, Wakeup::from_peer(wakeup)?);
+        shm.register(wakeup.fd(), Source::Wakeup(self.number))?;
+        self.incoming = Some(Incoming { address, ring, wakeup, is_raised: false, is_broken: false, raised_at: (0, 0) });
         Ok(())
     }
 }

@@ -41,6 +41,11 @@ impl Poller {
         unreachable!("there are no other descriptors")
     }
 
+    #[cfg(feature = "tokio")]
+    pub(crate) fn report_errors(&self, _: BorrowedFd<'_>, _: u64) {
+        unreachable!("the model has no descriptors");
+    }
+
     pub(crate) fn remove(&self, _: BorrowedFd<'_>) {
         unreachable!("there are no other descriptors")
     }

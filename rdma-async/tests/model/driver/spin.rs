@@ -17,10 +17,5 @@ impl Spin {
         false
     }
 
-    #[cfg(feature = "tokio")]
-    pub(super) fn rests(&self) -> bool {
-        true
-    }
-
     pub(super) fn sleeps(&mut self) {}
 }

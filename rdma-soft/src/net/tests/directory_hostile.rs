@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use super::directory::{SPACE, at, ip, look_up, new_port};
 use super::{in_own_process, is_readable, open_descriptors};
 use crate::net::directory::{ClaimError, Directory, LookupError, test_names};
-use crate::net::shm_handshake::{self, Passed};
+use crate::net::shm_handshake::{self, Descriptors};
 use crate::net::sockaddr::SockAddr;
 use crate::net::unix::{self, Accepted, Reserve};
 
@@ -100,7 +100,7 @@ fn passed_descriptors_are_closed() {
         let before = open_descriptors();
         let lookup = client.lookup(SPACE, ip(ADDRESS), port).unwrap();
         let connection = impostor.accept();
-        let passed = Passed { memory: connection.as_fd(), wakeup: connection.as_fd() };
+        let passed = Descriptors { memory: connection.as_fd(), wakeup: connection.as_fd() };
         shm_handshake::send(connection.as_fd(), b"garbage", &passed).unwrap();
         let mut ended = 0;
         client.handle_events(&[], &mut |_| ended += 1);
