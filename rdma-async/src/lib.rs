@@ -59,6 +59,18 @@
 //! service that needs several cores starts such a runtime on each of several threads, each with a listener at another port.
 //! [`connect`] and [`Listener::bind`] give each runtime a driver of its own.
 //!
+//! ```no_run
+//! # async fn serve(port: u16) -> rdma_async::Result<()> { Ok(()) }
+//! # fn start() {
+//! let threads = [7471, 7472].map(|port| {
+//!     std::thread::spawn(move || {
+//!         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+//!         runtime.block_on(serve(port))
+//!     })
+//! });
+//! # }
+//! ```
+//!
 //! `#[tokio::main]` without a flavor has a worker for each core. Whenever a driver that spins yields, tokio wakes another worker to
 //! look for tasks. `main` itself runs on a further thread, so each of its wake-ups crosses threads. On two cores, a client of the
 //! example `kv_server` then has about a sixth of the rate.

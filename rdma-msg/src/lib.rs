@@ -36,6 +36,9 @@
 //!
 //! To run without an RDMA device, enable the feature `soft` and call `rdma_safe::soft::install_by_default()` first.
 //!
+//! On tokio, programs are fastest on one thread: `#[tokio::main(flavor = "current_thread")]`. The documentation of [`rdma_async`]
+//! says why, and what a service on several cores does.
+//!
 //! # Flow control
 //!
 //! A connection has receives for a [`window`](Connector::window) of packets. The peer sends a packet only if it knows of a free
