@@ -8,6 +8,7 @@
 mod backlog;
 mod batch;
 pub(crate) mod directory;
+pub(crate) mod eventfd;
 mod fault_queue;
 mod group;
 mod inbox;

@@ -3,6 +3,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::net::eventfd;
+/// Takes one event from the count. Waits for it unless the descriptor is non-blocking.
+pub(in crate::device) use crate::net::eventfd::read;
+
 /// A descriptor that is readable while its count is not zero.
 #[derive(Debug)]
 pub(super) struct Counter(OwnedFd);
@@ -33,22 +37,9 @@ impl Counter {
 ///
 /// Returns `None` before Linux 5.8, where a blocking eventfd cannot be read like this.
 pub(in crate::device) fn read_now(fd: RawFd) -> Option<bool> {
-    let mut count = 0_u64;
-    let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-    let here: libc::c_long = -1;
-    // SAFETY: the kernel writes at most eight bytes, the size of `count`. The offset -1 is the current file position: `preadv2(2)`.
-    let read = unsafe { libc::syscall(libc::SYS_preadv2, fd, &raw const part, 1, here, here, libc::RWF_NOWAIT) };
-    match read {
-        8 => Some(true),
-        _ if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock => Some(false),
-        _ => None,
+    match eventfd::read_now(fd) {
+        Ok(()) => Some(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Some(false),
+        Err(_) => None,
     }
-}
-
-/// Takes one event from the count. Waits for it unless the descriptor is non-blocking.
-pub(in crate::device) fn read(fd: RawFd) -> io::Result<()> {
-    let mut count = 0_u64;
-    // SAFETY: the kernel writes at most eight bytes, the size of `count`.
-    let read = unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
-    if read == 8 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
