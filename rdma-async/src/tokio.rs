@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -110,40 +110,49 @@ async fn run<S: Sharing>(mut runner: Runner<S>, mut descriptors: Descriptors) {
 /// The descriptor of a runner contains all others. Tokio watches the channels of completion queues itself: fewer epoll instances
 /// are then between a completion and the driver, which also need not ask which descriptor has an event.
 struct Descriptors {
-    /// That of the runner.
-    runner: AsyncFd<OwnedFd>,
-    /// Those of its queues, in order. `None` if tokio cannot watch it. It then stays in the descriptor of the runner.
-    channels: Vec<Option<AsyncFd<Channel>>>,
+    runner: AsyncFd<Watched>,
+    /// The channels of its queues, in order. `None` if tokio cannot watch one. It then stays in the descriptor of the runner.
+    channels: Vec<Option<AsyncFd<Watched>>>,
     /// The runtime that watches them.
     runtime: Handle,
 }
 
-/// The channel of a completion queue.
-struct Channel(CompletionChannel);
-
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
+/// A descriptor, with its owner.
+enum Watched {
+    Runner(OwnedFd),
+    Channel(CompletionChannel),
 }
 
-impl AsRawFd for Channel {
+impl AsRawFd for Watched {
     fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
+        match self {
+            Watched::Runner(descriptor) => descriptor.as_raw_fd(),
+            Watched::Channel(channel) => channel.as_fd().as_raw_fd(),
+        }
     }
 }
 
-/// What has woken a driver.
+impl Watched {
+    /// Lets tokio watch it.
+    fn register(self) -> Result<AsyncFd<Self>> {
+        // SAFETY: both kinds own their descriptor, which stays open and the same until the `AsyncFd` drops them. Nothing takes
+        // them out of it.
+        let watched = unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) };
+        Ok(watched.map_err(std::io::Error::from)?)
+    }
+}
+
+/// Why a sleeping driver goes on.
 enum Woken {
-    /// Only channels of completion queues.
+    /// Only channels of completion queues are readable.
     ByChannels,
-    /// The descriptor of the runner, perhaps channels, too.
+    /// The descriptor of the runner is readable. Channels may be, too.
     ByRunner,
 }
 
 impl Descriptors {
     fn new<S: Sharing>(runner: &Runner<S>) -> Result<Self> {
-        let runner = watch(runner.as_fd().try_clone_to_owned()?)?;
+        let runner = Watched::Runner(runner.as_fd().try_clone_to_owned()?).register()?;
         Ok(Descriptors { runner, channels: Vec::new(), runtime: Handle::current() })
     }
 
@@ -151,7 +160,7 @@ impl Descriptors {
     fn add_channels<S: Sharing>(&mut self, runner: &Runner<S>) {
         let _context = self.runtime.enter();
         for queue in runner.queues().iter().skip(self.channels.len()) {
-            let watched = queue.channel().and_then(|channel| watch(Channel(channel)).ok());
+            let watched = queue.channel().and_then(|channel| Watched::Channel(channel).register().ok());
             if watched.is_some() {
                 queue.unwatch_channel();
             }
@@ -175,11 +184,4 @@ impl Descriptors {
         }
         woken
     }
-}
-
-/// Lets tokio watch a descriptor.
-fn watch<T: AsFd + AsRawFd>(descriptor: T) -> Result<AsyncFd<T>> {
-    // SAFETY: a value with `AsFd` keeps its descriptor open. It is not taken out of the `AsyncFd` before that is dropped.
-    let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
-    Ok(watched.map_err(std::io::Error::from)?)
 }

@@ -184,7 +184,7 @@ impl<S: Sharing> Runner<S> {
         self.has_users()
     }
 
-    /// Whether there are handles. Connections that are being closed have none.
+    /// Whether there are handles, or connections that are being closed and so have none.
     fn has_users(&self) -> bool {
         self.shared.has_handles.load(Ordering::Acquire) || self.queues.iter().any(|queue| queue.population().0 != 0)
     }

@@ -43,7 +43,7 @@ impl Poller {
 
     #[cfg(feature = "tokio")]
     pub(crate) fn report_errors(&self, _: BorrowedFd<'_>, _: u64) {
-        unreachable!("the model has no descriptors");
+        unreachable!("there are no other descriptors")
     }
 
     pub(crate) fn remove(&self, _: BorrowedFd<'_>) {
