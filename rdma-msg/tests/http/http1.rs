@@ -8,10 +8,10 @@ use hyper_util::rt::TokioExecutor;
 use tower_service::Service;
 
 use crate::record::Record;
-use crate::server::{Body, Server, empty, full, pattern, pieces, trailers};
+use crate::server::{Body, HttpClient, Server, empty, full, pattern, pieces, trailers};
 use crate::transport::Transport;
 
-fn client<T: Transport>() -> Client<T::Connector, Body> {
+fn client<T: Transport>() -> HttpClient<T> {
     Client::builder(TokioExecutor::new()).build(T::connector())
 }
 
@@ -86,7 +86,7 @@ pub(crate) async fn aborted_bodies<T: Transport>() -> Record {
     drop(response);
     record.line(server.dropped.recv().await.unwrap());
     record.response("after a dropped body", client.get(server.uri("/hello").parse().unwrap()).await).await;
-    record.response("a body that fails", client.get(server.uri("/reset").parse().unwrap()).await).await;
+    record.response("a body that fails", server.failing_response::<T>(&client).await).await;
     record.response("after a body that fails", client.get(server.uri("/hello").parse().unwrap()).await).await;
     drop(client);
     server.shut_down().await.unwrap();

@@ -12,10 +12,8 @@ use rdma_msg::hyper::{client_windows, server_windows};
 use tokio::task::JoinSet;
 
 use crate::record::Record;
-use crate::server::{Body, Server, empty, full, pattern, pieces, trailers};
+use crate::server::{Body, HttpClient, Server, empty, full, pattern, pieces, trailers};
 use crate::transport::Transport;
-
-pub(crate) type HttpClient<T> = Client<<T as Transport>::Connector, Body>;
 
 /// A server and a client with the windows for RDMA.
 async fn pair<T: Transport>() -> (Server, HttpClient<T>) {
@@ -139,7 +137,7 @@ pub(crate) async fn resets_and_cancellation<T: Transport>() -> Record {
         stuck.abort();
         record.line(server.dropped.recv().await.unwrap());
 
-        record.response("reset", get::<T>(&server, &client, "/reset").await).await;
+        record.response("reset", server.failing_response::<T>(&client).await).await;
         record.response("hello", get::<T>(&server, &client, "/hello").await).await;
         for _ in 0..30 {
             let data = kept.frame().await.unwrap().unwrap().into_data().unwrap();

@@ -12,6 +12,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
+use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -22,6 +23,7 @@ use tokio_stream::StreamExt;
 use crate::transport::{BoxError, Transport};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, BoxError>;
+pub(crate) type HttpClient<T> = Client<<T as Transport>::Connector, Body>;
 
 pub(crate) fn empty() -> Body {
     Empty::new().map_err(Into::into).boxed_unsync()
@@ -96,9 +98,19 @@ impl App {
                 Ok(body) => full(body.to_bytes().len().to_string()),
                 Err(error) => full(error.to_string()),
             },
-            "reset" => {
-                let frames = [Ok(Frame::data(pattern(1, 1000))), Err("the handler has failed".into())];
-                StreamBody::new(tokio_stream::iter(frames)).boxed_unsync()
+            // Fails once the gate is open.
+            "fail" => {
+                let frames = tokio_stream::iter([false, true]).then(move |fail| {
+                    let app = self.clone();
+                    async move {
+                        if fail {
+                            app.gate.acquire().await.unwrap().forget();
+                            return Err("the handler has failed".into());
+                        }
+                        Ok(Frame::data(pattern(1, 1000)))
+                    }
+                });
+                StreamBody::new(frames).boxed_unsync()
             }
             "endless" => StreamBody::new(Endless(Guard("endless", self.dropped.clone()))).boxed_unsync(),
             "stuck" => {
@@ -168,6 +180,19 @@ impl Server {
     /// Number of connections that were accepted.
     pub(crate) fn connections(&self) -> usize {
         self.app.connections.load(Ordering::Relaxed)
+    }
+
+    /// A response whose body fails in the middle. The client reads the first part before: a server that fails at once may drop what
+    /// it has not sent yet, and a client may see the failure before the response.
+    pub(crate) async fn failing_response<T: Transport>(
+        &self,
+        client: &HttpClient<T>,
+    ) -> Result<Response<Incoming>, legacy::Error> {
+        let mut response = client.get(self.uri("/fail").parse().unwrap()).await?;
+        let first = response.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(first, pattern(1, 1000));
+        self.app.gate.add_permits(1);
+        Ok(response)
     }
 
     /// Starts a graceful shutdown. The handle ends with it.
