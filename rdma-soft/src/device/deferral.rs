@@ -91,6 +91,7 @@ mod tests {
     use rdma_sys::{IBV_QPS_ERR, IBV_QPT_RC};
 
     use super::*;
+    use crate::device::link::Link;
     use crate::device::lock::Device;
     use crate::device::net_address::Destination;
     use crate::device::poll_detector::PollDetector;
@@ -209,6 +210,21 @@ mod tests {
         let core = &mut *device.lock();
         assert!(core.defer(target.qp, 0, Time(0)));
         core.state.qps.get_mut(&target.qp).unwrap().state = IBV_QPS_ERR;
+        assert!(!core.defer(target.qp, 0, Time(0)));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn posts_do_not_wait_if_they_go_through_shared_memory() {
+        let (device, target) = waiting(PEER);
+        let other = Device::new().unwrap();
+        let address = other.lock().links[0].socket.address();
+        let core = &mut *device.lock();
+        core.state.qps.get_mut(&target.qp).unwrap().peer = Some(Destination { link: 0, address, class: 0 });
+        assert!(core.defer(target.qp, 0, Time(0)));
+        let Link { socket, outbox, .. } = &mut core.links[0];
+        outbox.connect(socket, address, device.now());
+        assert!(outbox.shares_memory_with(&address));
         assert!(!core.defer(target.qp, 0, Time(0)));
     }
 
