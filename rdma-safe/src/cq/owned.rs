@@ -12,9 +12,9 @@
 //!
 //! - The code cannot poll, arm or destroy this queue. Only the handle [`CompletionQueue`] can, which is not `Clone`. The owner
 //!   has it in a private field and lends it to nobody, and the poll borrows the owner mutably. An owner in an `Arc` is behind a
-//!   lock, which the poll's caller holds. What is shared in an `Arc`, the queue's `Shared`, has no method that polls.
+//!   lock, which the caller of the poll holds. The `Shared` of the queue is in an `Arc`, too, but has no method that polls.
 //! - The code cannot destroy or reset a queue pair that completes to this queue. Only the owner makes such queue pairs, and it
-//!   keeps them, also those of a set, whose endpoints are lent as `EndpointMut`.
+//!   keeps them. A set lends its endpoints as `EndpointMut`, and keeps their queue pairs.
 //! - The code cannot destroy a shared receive queue of these queue pairs: they keep it by an `Arc`.
 //! - It may poll, post to and destroy other objects, deregister regions, and post to a shared receive queue. Providers serialise
 //!   these with locks of their own, and take the lock of this queue for none of them.

@@ -372,7 +372,7 @@ impl Context {
 
     /// Whether this process was forked after the device was opened.
     ///
-    /// The device then belongs to the parent, and this process may only [drop](crate::fork) what was made from it.
+    /// The device then belongs to the parent. This process can only [drop](crate::fork) the objects of the device.
     #[must_use]
     #[inline(always)]
     pub fn is_inherited(&self) -> bool {

@@ -236,7 +236,7 @@ impl Completion {
 pub struct FailedWork(pub Box<Completion>);
 
 impl FailedWork {
-    /// The error without the buffer. Its `wr_id` is that of the [`WorkId`] without the bit that marks receives.
+    /// The error without the buffer. Its `wr_id` is [`WorkId::sequence`], without the bit that marks receives.
     #[must_use]
     pub fn error(&self) -> CompletionError {
         let Completion { status, vendor_error, id, .. } = *self.0;

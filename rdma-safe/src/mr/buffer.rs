@@ -164,8 +164,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Splits the buffer into parts of `size` bytes each. A shorter remainder is dropped, as a part of its own, so a pool gets it
-    /// back.
+    /// Splits the buffer into parts of `size` bytes each. If a shorter part is left, it is dropped, and its pool gets it back.
     ///
     /// # Errors
     /// [`Error::PartSize`] when `size` is zero or exceeds the capacity.

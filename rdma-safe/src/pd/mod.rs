@@ -282,7 +282,7 @@ impl ProtectionDomain {
         Arc::as_ptr(&self.inner).addr()
     }
 
-    /// The kernel's handle, for [`Context::import_pd`]. For a parent domain, that of the domain that it extends.
+    /// The kernel's handle, for [`Context::import_pd`]. A parent domain has the handle of the domain that it extends.
     #[must_use]
     pub fn handle(&self) -> u32 {
         // SAFETY: the domain is valid, and the field does not change.

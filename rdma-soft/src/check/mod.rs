@@ -104,7 +104,7 @@ impl Drop for Inside {
     }
 }
 
-/// Time after which something that waits is reported, if it might still end by itself.
+/// What might still end by itself is reported once it has waited for this time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Notes that the program is about to unmap or remap memory.
