@@ -22,12 +22,16 @@ pub(crate) struct Options {
     pub(crate) shared: Option<SharedReceives>,
 }
 
+/// Default length of packets in bytes. Over UDP, soft0 sends such a packet by one system call: it has 15 packets of 4 KiB on the
+/// network, the most that fit in a datagram with segmentation offload.
+const PACKET: u32 = 60 << 10;
+
 impl Default for Options {
     fn default() -> Self {
         Options {
-            packet_size: 40 << 10,
-            window: 8,
-            sends: 8,
+            packet_size: PACKET,
+            window: 6,
+            sends: 6,
             max_message: 64 << 20,
             rendezvous_threshold: 64 << 10,
             copy_budget: 1 << 20,
@@ -42,7 +46,7 @@ impl Default for Options {
 /// The methods that set them, for connectors and listeners.
 macro_rules! setters {
     () => {
-        /// The longest packet in bytes, 512 to 1 MiB; 40 KiB by default. A connection uses the smaller value of its two ends.
+        /// The longest packet in bytes, 512 to 1 MiB; 60 KiB by default. A connection uses the smaller value of its two ends.
         ///
         /// Longer messages that are sent in packets are divided, and copied once at the receiver.
         ///
@@ -53,7 +57,7 @@ macro_rules! setters {
             self
         }
 
-        /// Packets that may wait at this end, 1 to 16384; 8 by default. The peer sends no more until messages are dropped.
+        /// Packets that may wait at this end, 1 to 16384; 6 by default. The peer sends no more until messages are dropped.
         ///
         /// A connection has a receive for each of them, and six for control packets.
         pub fn window(mut self, packets: u32) -> Self {
@@ -68,7 +72,7 @@ macro_rules! setters {
             self
         }
 
-        /// Packets that may be on their way to the peer, 1 to 16384; 8 by default.
+        /// Packets that may be on their way to the peer, 1 to 16384; 6 by default.
         pub fn sends(mut self, packets: u32) -> Self {
             self.options.sends = packets.clamp(1, crate::wire::MAX_WINDOW);
             self

@@ -150,7 +150,7 @@ async fn a_program_that_keeps_messages_holds_back_its_peer_only() {
 async fn a_program_that_keeps_messages_gets_copies_within_a_budget() {
     let _soft = soft0();
     let [client, server] =
-        pair(|connector| connector.sends(2), |listener| listener.window(4).copy_budget(100_000)).await;
+        pair(|connector| connector.sends(2), |listener| listener.window(4).copy_budget(5 * PACKET / 2)).await;
     // Each message fills a packet.
     let full = pattern(PACKET);
     for _ in 0..2 {
@@ -260,7 +260,7 @@ async fn a_dropped_channel_ends_in_order_if_its_peer_has_room() {
 async fn an_abort_tells_the_peer_why_also_without_credit() {
     let _soft = soft0();
     // More messages than the peer has receives for, or parts of one.
-    for (window, len) in [(1, 2000), (3, 2000), (3, 150_000)] {
+    for (window, len) in [(1, 2000), (3, 2000), (3, 250_000)] {
         let [client, server] = pair(|connector| connector, |listener| listener.window(window)).await;
         let blocked = tokio::spawn({
             let client = client.clone();
@@ -457,7 +457,7 @@ async fn a_sender_that_waits_is_not_woken_without_a_reason() {
     let _soft = soft0();
     let [client, server] = pair(|connector| connector, |listener| listener.window(1)).await;
     // One message is on its way, and two do not fill the open packet.
-    let message = pattern(18_000);
+    let message = pattern(25_000);
     for _ in 0..3 {
         soon(client.send(&message)).await.unwrap();
     }

@@ -14,6 +14,23 @@ pub(super) struct Open {
     pub(super) messages: u32,
 }
 
+/// The largest payload of a packet on the network.
+const MTU: usize = 4096;
+
+/// Bytes to add next of something long, of which `left` bytes are left, to a packet of `len` bytes, of which `used` are used. There
+/// is space for more than a frame.
+///
+/// If no packet is on its way and two are needed, they have about the same length: the peer then begins sooner, and works on the
+/// first one while this end copies the second. Otherwise packets are full.
+fn part_len(left: usize, used: usize, len: usize, is_idle: bool) -> usize {
+    let start = used + FRAME;
+    let most = len - start;
+    if !is_idle || left <= most || left > most + len - HEADER - FRAME {
+        return left.min(most);
+    }
+    ((start + left / 2).next_multiple_of(MTU) - start).min(most)
+}
+
 impl Open {
     /// A packet of `len` bytes without frames. `None` if the buffer is shorter.
     pub(super) fn new(mut buffer: Buffer, len: usize) -> Option<Self> {
@@ -23,6 +40,11 @@ impl Open {
 
     pub(super) fn has_frames(&self) -> bool {
         self.used > HEADER
+    }
+
+    /// Bytes to add next of something long, of which `left` bytes are left: [`part_len`].
+    pub(super) fn part_len(&self, left: usize, is_idle: bool) -> usize {
+        part_len(left, self.used, self.buffer.len(), is_idle)
     }
 
     /// Free space in bytes.
@@ -87,5 +109,29 @@ impl Engine {
         self.counts.statistics.messages_sent += messages;
         self.counts.statistics.bytes_copied += bytes;
         self.outgoing.open = Some(open);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_two_packets_is_divided_evenly_if_none_is_on_its_way() {
+        const LEN: usize = 15 * MTU;
+        let full = LEN - HEADER - FRAME;
+        let part = |left, is_idle| part_len(left, HEADER, LEN, is_idle);
+        for is_idle in [false, true] {
+            assert_eq!([1, full].map(|left| part(left, is_idle)), [1, full]);
+            // Three packets are full: the peer begins with the first one soon enough.
+            assert_eq!(part(2 * full + 1, is_idle), full);
+        }
+        // The first packet ends with one of the network.
+        let first = |mtus| mtus * MTU - HEADER - FRAME;
+        assert_eq!([full + 1, 16 * MTU, 2 * full].map(|left| part(left, true)), [first(8), first(9), full]);
+        assert_eq!([full + 1, 2 * full].map(|left| part(left, false)), [full; 2]);
+        // There are other frames in front, or the packet is short.
+        assert_eq!(part_len(LEN, 5 * MTU, LEN, true), 8 * MTU - FRAME);
+        assert_eq!(part_len(600, HEADER, 512, true), 512 - HEADER - FRAME);
     }
 }

@@ -259,7 +259,7 @@ impl Engine {
                 progress.has_begun = true;
                 continue;
             }
-            let part = (space - FRAME).min(len - progress.offset);
+            let part = self.part_len(len - progress.offset);
             self.outgoing.add(Kind::Part, part, |target| payload.copy(progress.offset, target));
             self.counts.statistics.bytes_copied += part as u64;
             progress.offset += part;
@@ -268,7 +268,16 @@ impl Engine {
                 self.counts.statistics.messages_sent += 1;
                 return Ok(Some(()));
             }
+            if part < space - FRAME && !self.send_open() {
+                return Ok(None);
+            }
         }
+    }
+
+    /// Bytes to add next of something long, of which `left` bytes are left.
+    fn part_len(&self, left: usize) -> usize {
+        let is_idle = self.flow.data_in_flight() == 0;
+        self.outgoing.open.as_ref().map_or(0, |open| open.part_len(left, is_idle))
     }
 
     /// Offers the memory of a message for the peer to read. `None` if there is no room.
@@ -327,10 +336,13 @@ impl Engine {
                 }
                 continue;
             }
-            let len = (space - FRAME).min(payload.len() - written);
+            let len = self.part_len(payload.len() - written);
             self.outgoing.add(Kind::Whole, len, |target| payload.copy(written, target));
             written += len;
             self.counts.statistics.messages_sent += 1;
+            if written < payload.len() && len < space - FRAME && !self.send_open() {
+                break;
+            }
         }
         self.counts.statistics.bytes_copied += written as u64;
         Ok((written != 0).then_some(written))

@@ -32,7 +32,7 @@ pub(crate) async fn default_pair() -> [Channel; 2] {
 }
 
 /// The longest message in a packet of the default size.
-pub(crate) const PACKET: usize = (40 << 10) - 16 - 8;
+pub(crate) const PACKET: usize = (60 << 10) - 16 - 8;
 
 /// Bytes of which each differs from its neighbours.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
