@@ -22,8 +22,8 @@ pub(crate) struct Options {
     pub(crate) shared: Option<SharedReceives>,
 }
 
-/// Default length of packets in bytes. Over UDP, soft0 sends such a packet by one system call: it has 15 packets of 4 KiB on the
-/// network, the most that fit in a datagram with segmentation offload.
+/// Default length of packets in bytes. Over UDP, soft0 sends one by a single system call: it becomes 15 packets of 4 KiB on the
+/// network, the most that the kernel divides a datagram into.
 const PACKET: u32 = 60 << 10;
 
 impl Default for Options {

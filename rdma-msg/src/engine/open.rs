@@ -17,15 +17,15 @@ pub(super) struct Open {
 /// The largest payload of a packet on the network.
 const MTU: usize = 4096;
 
-/// Bytes to add next of something long, of which `left` bytes are left, to a packet of `len` bytes, of which `used` are used. There
-/// is space for more than a frame.
+/// Length of the next part, if `left` bytes are still to be sent. The open packet has `len` bytes, of which `used` are used. It has
+/// space for at least one byte after the header of a frame.
 ///
-/// If no packet is on its way and two are needed, they have about the same length: the peer then begins sooner, and works on the
-/// first one while this end copies the second. Otherwise packets are full.
-fn part_len(left: usize, used: usize, len: usize, is_idle: bool) -> usize {
+/// Packets are full, unless two are needed and they may be divided: then each has half of the bytes. So the peer begins sooner, and
+/// works on the first one while this end copies the second.
+pub(super) fn part_len(left: usize, used: usize, len: usize, may_divide: bool) -> usize {
     let start = used + FRAME;
     let most = len - start;
-    if !is_idle || left <= most || left > most + len - HEADER - FRAME {
+    if !may_divide || left <= most || left > most + len - HEADER - FRAME {
         return left.min(most);
     }
     ((start + left / 2).next_multiple_of(MTU) - start).min(most)
@@ -40,11 +40,6 @@ impl Open {
 
     pub(super) fn has_frames(&self) -> bool {
         self.used > HEADER
-    }
-
-    /// Bytes to add next of something long, of which `left` bytes are left: [`part_len`].
-    pub(super) fn part_len(&self, left: usize, is_idle: bool) -> usize {
-        part_len(left, self.used, self.buffer.len(), is_idle)
     }
 
     /// Free space in bytes.
@@ -117,14 +112,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_needs_two_packets_is_divided_evenly_if_none_is_on_its_way() {
+    fn what_needs_two_packets_is_divided_evenly() {
         const LEN: usize = 15 * MTU;
         let full = LEN - HEADER - FRAME;
-        let part = |left, is_idle| part_len(left, HEADER, LEN, is_idle);
-        for is_idle in [false, true] {
-            assert_eq!([1, full].map(|left| part(left, is_idle)), [1, full]);
+        let part = |left, may_divide| part_len(left, HEADER, LEN, may_divide);
+        for may_divide in [false, true] {
+            assert_eq!([1, full].map(|left| part(left, may_divide)), [1, full]);
             // Three packets are full: the peer begins with the first one soon enough.
-            assert_eq!(part(2 * full + 1, is_idle), full);
+            assert_eq!(part(2 * full + 1, may_divide), full);
         }
         // The first packet ends with one of the network.
         let first = |mtus| mtus * MTU - HEADER - FRAME;

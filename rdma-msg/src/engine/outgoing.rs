@@ -14,7 +14,7 @@ use rdma_async::{OwnedOperation, SendOne, Threads};
 use rdma_pool::Budget;
 use rdma_safe::{Buffer, ReadableRegion};
 
-use super::open::Open;
+use super::open::{Open, part_len};
 use super::{Engine, Reserved};
 use crate::error::Error;
 use crate::flow::Counts;
@@ -259,7 +259,7 @@ impl Engine {
                 progress.has_begun = true;
                 continue;
             }
-            let part = self.part_len(len - progress.offset);
+            let part = self.part_len(len - progress.offset, space);
             self.outgoing.add(Kind::Part, part, |target| payload.copy(progress.offset, target));
             self.counts.statistics.bytes_copied += part as u64;
             progress.offset += part;
@@ -268,16 +268,19 @@ impl Engine {
                 self.counts.statistics.messages_sent += 1;
                 return Ok(Some(()));
             }
-            if part < space - FRAME && !self.send_open() {
+            let is_divided = part < space - FRAME;
+            if is_divided && !self.send_open() {
                 return Ok(None);
             }
         }
     }
 
-    /// Bytes to add next of something long, of which `left` bytes are left.
-    fn part_len(&self, left: usize) -> usize {
-        let is_idle = self.flow.data_in_flight() == 0;
-        self.outgoing.open.as_ref().map_or(0, |open| open.part_len(left, is_idle))
+    /// Length of the next part, if `left` bytes are still to be sent and the open packet has `space`: [`part_len`].
+    ///
+    /// If a packet is on its way, the peer has enough to do. Without credit, nothing would be sent sooner.
+    fn part_len(&self, left: usize, space: usize) -> usize {
+        let may_divide = self.flow.data_in_flight() == 0 && self.flow.room() != 0;
+        part_len(left, self.outgoing.packet - space, self.outgoing.packet, may_divide)
     }
 
     /// Offers the memory of a message for the peer to read. `None` if there is no room.
@@ -336,11 +339,12 @@ impl Engine {
                 }
                 continue;
             }
-            let len = self.part_len(payload.len() - written);
+            let len = self.part_len(payload.len() - written, space);
             self.outgoing.add(Kind::Whole, len, |target| payload.copy(written, target));
             written += len;
             self.counts.statistics.messages_sent += 1;
-            if written < payload.len() && len < space - FRAME && !self.send_open() {
+            let is_divided = written < payload.len() && len < space - FRAME;
+            if is_divided && !self.send_open() {
                 break;
             }
         }
