@@ -20,8 +20,8 @@ const MTU: usize = 4096;
 /// Length of the next part, if `left` bytes are still to be sent. The open packet has `len` bytes, of which `used` are used. It has
 /// space for at least one byte after the header of a frame.
 ///
-/// Packets are full, unless two are needed and they may be divided: then each has half of the bytes. So the peer begins sooner, and
-/// works on the first one while this end copies the second.
+/// Packets are full, unless two are needed and they may be divided: then each has about half of the bytes. So the peer begins
+/// sooner, and works on the first one while this end copies the second.
 pub(super) fn part_len(left: usize, used: usize, len: usize, may_divide: bool) -> usize {
     let start = used + FRAME;
     let most = len - start;

@@ -182,8 +182,8 @@ impl Server {
         self.app.connections.load(Ordering::Relaxed)
     }
 
-    /// A response whose body fails in the middle. The client reads the first part before: a server that fails at once may drop what
-    /// it has not sent yet, and a client may see the failure before the response.
+    /// A response whose body fails in the middle, after the client has read the first part. If a server fails at once, it may drop
+    /// what it has not sent yet, and the client may see the failure before the response.
     pub(crate) async fn failing_response<T: Transport>(
         &self,
         client: &HttpClient<T>,

@@ -104,7 +104,7 @@ impl Drop for Inside {
     }
 }
 
-/// What might still end by itself is reported once it has waited for this time.
+/// A wait that might still end by itself is reported after this time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Notes that the program is about to unmap or remap memory.
