@@ -6,6 +6,8 @@ use std::mem::{self, ManuallyDrop};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use rdma_safe::Buffer;
+
 use crate::connection::Inner;
 use crate::core::{Slot, Ticket};
 use crate::driver::member::Ended;
@@ -18,6 +20,10 @@ use crate::{Error, Failed, Request, Sharing, coop};
 /// It is posted when the future is first polled. Dropped before that, or while it waits for room, it is not posted. Dropped
 /// later, it goes on without the future, and its memory is dropped when the device no longer uses it.
 ///
+/// A send, write or read of one buffer may be ready at the first poll: it looks for its completion itself, as long as looks find
+/// some. A look that finds other completions wakes the tasks that wait for them. A protocol that polls under a lock which wakers
+/// take, too, uses an [`OwnedOperation`], which does not look.
+///
 /// # Errors
 /// [`Failed`], with the memory unless the device may still use it.
 #[must_use = "a future does nothing unless it is polled"]
@@ -26,7 +32,8 @@ pub struct Operation<'c, S: Sharing, R: Request> {
     progress: Progress<R>,
 }
 
-/// An [`Operation`] that borrows nothing, for futures and protocols that store their operations.
+/// An [`Operation`] that borrows nothing, for futures and protocols that store their operations. It leaves its completion to the
+/// driver.
 ///
 /// It counts as a handle of its connection.
 ///
@@ -87,6 +94,11 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let connection = self.connection;
+        if R::IS_TRANSFER && matches!(*self.progress.step, Step::New(_)) && connection.queue.looks.take() {
+            if let Some(buffer) = self.progress.post_and_look(connection) {
+                return Poll::Ready(R::memory(Done::Buffer(buffer)).map_err(|done| failed(&connection.queue, done)));
+            }
+        }
         self.progress.poll(connection, context)
     }
 }
@@ -177,6 +189,13 @@ impl<R: Request> Progress<R> {
             }
             Err(failed) => Poll::Ready(Err(failed)),
         }
+    }
+
+    /// Posts a new operation, and looks once for its completion.
+    #[inline(always)]
+    fn post_and_look<S: Sharing>(&mut self, connection: &Inner<S>) -> Option<Buffer> {
+        let Step::New(request) = mem::replace(&mut *self.step, Step::Finished) else { return None };
+        connection.post_and_look(request, &mut self.step)
     }
 
     /// Posts the operation, or waits for room. Pending while it waits.

@@ -16,6 +16,20 @@ pub trait Request: sealed::Sealed {
     #[doc(hidden)]
     fn post(self, endpoint: &mut EndpointMut<'_>, user_data: u32) -> Result<WorkId, Rejected>;
 
+    /// Whether [`Request::into_transfer`] succeeds.
+    #[doc(hidden)]
+    const IS_TRANSFER: bool = false;
+
+    /// What it transfers, if it is a plain transfer of one buffer.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn into_transfer(self) -> Result<(Transfer, Buffer), Self>
+    where
+        Self: Sized,
+    {
+        Err(self)
+    }
+
     /// The memory of a request that is not posted.
     #[doc(hidden)]
     fn into_memory(self) -> (Option<Buffer>, Option<Gather>);
@@ -53,6 +67,44 @@ pub struct List(pub(crate) Work<'static>, pub(crate) PhantomData<Gather>);
 #[derive(Debug)]
 pub struct SendTo(pub(crate) Work<'static>, pub(crate) rdma_safe::Peer);
 
+macro_rules! transfers {
+    ($($name:ident, |$request:ident| $transfer:expr;)+) => {$(
+        impl sealed::Sealed for $name {}
+
+        impl Request for $name {
+            type Memory = Buffer;
+            const IS_TRANSFER: bool = true;
+
+            #[inline(always)]
+            fn post(self, endpoint: &mut EndpointMut<'_>, user_data: u32) -> Result<WorkId, Rejected> {
+                let $request = self;
+                endpoint.transfer($transfer, $request.0, user_data)
+            }
+
+            #[inline(always)]
+            fn into_transfer(self) -> Result<(Transfer, Buffer), Self> {
+                let $request = self;
+                Ok(($transfer, $request.0))
+            }
+
+            fn into_memory(self) -> (Option<Buffer>, Option<Gather>) {
+                (Some(self.0), None)
+            }
+
+            #[inline(always)]
+            fn memory(done: Done) -> Result<Buffer, Done> {
+                if let Done::Buffer(memory) = done { Ok(memory) } else { Err(done) }
+            }
+        }
+    )+};
+}
+
+transfers! {
+    SendOne, |request| Transfer::Send;
+    WriteOne, |request| Transfer::Write(request.1);
+    ReadOne, |request| Transfer::Read(request.1);
+}
+
 macro_rules! requests {
     ($($name:ty: $memory:ident, |$request:ident, $endpoint:ident, $user_data:ident| $post:expr, $into:expr;)+) => {$(
         impl sealed::Sealed for $name {}
@@ -80,12 +132,6 @@ macro_rules! requests {
 }
 
 requests! {
-    SendOne: Buffer, |request, endpoint, user_data| endpoint.transfer(Transfer::Send, request.0, user_data),
-        (Some(request.0), None);
-    WriteOne: Buffer, |request, endpoint, user_data| endpoint.transfer(Transfer::Write(request.1), request.0, user_data),
-        (Some(request.0), None);
-    ReadOne: Buffer, |request, endpoint, user_data| endpoint.transfer(Transfer::Read(request.1), request.0, user_data),
-        (Some(request.0), None);
     OneBuffer: Buffer, |request, endpoint, user_data| endpoint.post(request.0.user_data(user_data)),
         request.0.into_memory();
     SendTo: Buffer, |request, endpoint, user_data| endpoint.post_to(request.0.user_data(user_data), &request.1),

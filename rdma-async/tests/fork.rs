@@ -76,7 +76,8 @@ fn a_child_drops_what_it_has_inherited_and_leaves_the_driver_to_its_parent() {
             server.receive().await.unwrap().unwrap()
         });
         let buffer = executor.block_on(client.buffer_of(b"pending")).unwrap();
-        let send = poll_once(Box::pin(client.send(buffer)));
+        // An operation that borrows the connection could find its completion at once.
+        let send = poll_once(Box::pin(client.send_owned(buffer)));
         let receive = poll_once(Box::pin(client.receive()));
         let accept = poll_once(Box::pin(listener.accept()));
         let connect = poll_once(Box::pin(connector.connect(listener.local_address())));

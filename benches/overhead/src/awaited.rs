@@ -1,4 +1,4 @@
-//! The loops over rdma-async: a send is polled, the driver takes its completion, and the future is polled again.
+//! The loops over rdma-async: a task sends and awaits the completion, which it finds itself, or which the driver takes.
 //!
 //! What an executor adds is not counted: the waker does nothing.
 
@@ -18,10 +18,9 @@ pub(crate) struct Awaited<S: Sharing> {
 }
 
 impl<S: Sharing> Awaited<S> {
-    /// A connection to itself.
-    pub(crate) fn new(pd: &ProtectionDomain) -> Result<Self> {
-        let (driver, mut runner): (Driver<S>, _) =
-            DriverBuilder::default().idle(Idle::Spin).completions(1024).build()?;
+    /// A connection to itself. With [`Idle::Sleep`], tasks do not look for completions.
+    pub(crate) fn new(pd: &ProtectionDomain, idle: Idle) -> Result<Self> {
+        let (driver, mut runner): (Driver<S>, _) = DriverBuilder::default().idle(idle).completions(1024).build()?;
         let connector = Connector::with_driver(&driver).sends(64).receives(64);
         let connection = runner.block_on(async {
             let unconnected = connector.prepare(pd).await?;
@@ -39,14 +38,13 @@ fn send<S: Sharing>(awaited: &mut Awaited<S>, n: u64) -> u64 {
     let Some(mut buffer) = awaited.buffer.take() else { return FAILED };
     for _ in 0..n {
         let mut send = pin!(awaited.connection.send(buffer));
-        if send.as_mut().poll(&mut context).is_ready() {
-            return FAILED;
-        }
-        let _ = awaited.runner.turn();
-        match send.poll(&mut context) {
-            Poll::Ready(Ok(back)) => buffer = back,
-            _ => return FAILED,
-        }
+        buffer = loop {
+            match send.as_mut().poll(&mut context) {
+                Poll::Ready(Ok(back)) => break back,
+                Poll::Ready(Err(_)) => return FAILED,
+                Poll::Pending => _ = awaited.runner.turn(),
+            }
+        };
         sum += 1;
     }
     awaited.buffer = Some(buffer);

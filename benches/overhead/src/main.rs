@@ -5,7 +5,8 @@
 //! - C, and rdma-sys;
 //! - both APIs of rdma-safe, with the interface of each object known before the loop;
 //! - the raw API with a check of the interface on every call (`any`);
-//! - rdma-async on one thread (`local`), and with connections that threads share (`shared`).
+//! - rdma-async on one thread (`local`), and with connections that threads share (`shared`), each also with the driver taking all
+//!   completions (`driven`).
 //!
 //! Each loop runs twice, with the numbers of operations in [`COUNTS`]. callgrind writes a profile of each run, and the program
 //! prints a line with its results.
@@ -24,6 +25,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use libloading::os::unix::Library;
+use rdma_async::Idle;
 use rdma_safe::Endpoint;
 use rdma_safe::interface::{Classic, Extended};
 
@@ -166,10 +168,12 @@ fn run() -> Result<()> {
             }
         }
         if name == "send_ex1" {
-            let mut local = awaited::Awaited::new(rig.pd())?;
-            measure("local", name, |n| awaited::loop_local_send_ex1(&mut local, n))?;
-            let mut shared = awaited::Awaited::new(rig.pd())?;
-            measure("shared", name, |n| awaited::loop_shared_send_ex1(&mut shared, n))?;
+            for (idle, driven) in [(Idle::Spin, ""), (Idle::Sleep, " driven")] {
+                let mut local = awaited::Awaited::new(rig.pd(), idle)?;
+                measure(&format!("local{driven}"), name, |n| awaited::loop_local_send_ex1(&mut local, n))?;
+                let mut shared = awaited::Awaited::new(rig.pd(), idle)?;
+                measure(&format!("shared{driven}"), name, |n| awaited::loop_shared_send_ex1(&mut shared, n))?;
+            }
         }
     }
     Ok(())

@@ -130,8 +130,7 @@ impl<S: Sharing> State<S> {
             effects.drop_waker(Some(waker));
             return Posted { count: 0, next: Next::Failed(Error::Closed) };
         };
-        // Leaves a place for each other task that was notified, but takes at least one.
-        let room = member.room_left().saturating_sub(member.room.notified()).max(1).min(items.len());
+        let room = member.room.share().min(items.len());
         let connection = awaited.then_some(key.index() as u32);
         let items_now = &mut items[..room];
         let (count, failure) = if items_now.iter().all(|item| matches!(item, Item::Send(_))) {
@@ -139,7 +138,7 @@ impl<S: Sharing> State<S> {
         } else {
             post_all(&mut endpoint, items_now, slots, connection)
         };
-        member.posted(count as u32);
+        member.room.posted(count as u32);
         counts.posted += count as u64;
         let mut waker = Some(waker);
         if let (Some(last), true) = (items.last().and_then(Item::slot), count == items.len()) {

@@ -24,6 +24,8 @@ pub(super) struct Connections<S: Sharing> {
 pub(crate) struct Counts {
     pub(crate) posted: u64,
     pub(crate) completed: u64,
+    /// Operations that their tasks have found completed at once. They are in neither `posted` nor `completed`.
+    pub(crate) found: u64,
     pub(crate) failed: u64,
     pub(crate) received: u64,
     /// Messages beyond the receives that their connections had reserved.
@@ -89,7 +91,7 @@ impl<S: Sharing> Delivery<'_, S> {
         let Some(member) = find_current(&mut self.connections.members, key) else {
             return self.effects.drop_done(done);
         };
-        if !member.completed() {
+        if !member.room.completed() {
             return self.effects.drop_done(done);
         }
         self.connections.counts.completed += 1;
@@ -138,7 +140,7 @@ impl<S: Sharing> Delivery<'_, S> {
             failed.0.buffer = failed.0.buffer.take().and_then(|buffer| member.receives.post_shared(buffer));
             return self.effects.drop_done(Done::Failed(failed));
         }
-        let slot = if member.completed() { slot } else { Slot::NONE };
+        let slot = if member.room.completed() { slot } else { Slot::NONE };
         finish(&mut self.connections.slots, slot, Done::Failed(failed), self.effects);
     }
 }
@@ -154,7 +156,7 @@ pub(super) fn finish(slots: &mut Slots<Done>, slot: Slot, done: Done, effects: &
 
 /// Tells the tasks of all operations in flight that no completion of theirs will be taken.
 pub(super) fn fail_operations<S: Sharing>(member: &mut Member<S>, slots: &mut Slots<Done>, effects: &mut Effects) {
-    if member.give_up() {
+    if member.room.give_up() {
         for slot in slots.in_flight_of(member.key.index() as u32) {
             finish(slots, slot, Done::Removed, effects);
         }

@@ -12,6 +12,7 @@ use rdma_safe::{Buffer, EndpointKey, EndpointSet, Gid, PostError};
 
 use super::events::Source;
 use super::lookups::Lookups;
+use super::room::Room;
 use super::state::Origin;
 use crate::core::Waiters;
 use crate::effects::{Attachment, Effects};
@@ -27,12 +28,8 @@ pub(crate) struct Member<S: Sharing> {
     pub(crate) source: Option<Source<S>>,
     /// Answers lookups, if the endpoint is for datagrams.
     pub(crate) lookups: Option<S::Rc<Lookups<S>>>,
-    /// Size of the send queue.
-    sends: u32,
-    /// Operations that are posted and whose results are not known yet.
-    in_flight: u32,
-    /// Tasks that wait for room in the send queue.
-    pub(crate) room: Waiters,
+    /// Room in the send queue.
+    pub(crate) room: Room,
     pub(crate) receives: Receives<S>,
     /// The most messages that the peer may have sent and that are not dropped. No limit if the device enforces it.
     limit: u32,
@@ -127,9 +124,7 @@ impl<S: Sharing> Member<S> {
             stage: Stage::Opening,
             source: None,
             lookups: None,
-            sends,
-            in_flight: 0,
-            room: Waiters::default(),
+            room: Room::new(sends),
             inbox: VecDeque::with_capacity(receives.count() as usize),
             limit: receives.limit(),
             receives,
@@ -145,37 +140,6 @@ impl<S: Sharing> Member<S> {
             closers: Vec::new(),
             attachments: Vec::new(),
         }
-    }
-
-    /// Whether an operation can be posted at once: there is room, and no earlier operation waits for it.
-    #[inline(always)]
-    pub(crate) fn has_room(&self) -> bool {
-        !self.is_full() && self.room.is_empty()
-    }
-
-    /// Counts operations that were posted.
-    #[inline(always)]
-    pub(crate) fn posted(&mut self, operations: u32) {
-        self.in_flight += operations;
-    }
-
-    /// Counts a completion. Returns false after [`Member::give_up`].
-    #[inline(always)]
-    pub(crate) fn completed(&mut self) -> bool {
-        let rest = self.in_flight.checked_sub(1);
-        self.in_flight = rest.unwrap_or(0);
-        rest.is_some()
-    }
-
-    /// Forgets the operations in flight. Their late completions are ignored. Returns whether there were any.
-    pub(crate) fn give_up(&mut self) -> bool {
-        mem::take(&mut self.in_flight) != 0
-    }
-
-    /// Whether the send queue is full.
-    #[inline(always)]
-    pub(crate) fn is_full(&self) -> bool {
-        self.in_flight >= self.sends
     }
 
     /// Hands out the oldest message.
@@ -222,11 +186,6 @@ impl<S: Sharing> Member<S> {
         self.has_exceeded && !self.is_stopped
     }
 
-    /// Number of operations that can be posted before the send queue is full.
-    pub(crate) fn room_left(&self) -> usize {
-        self.sends.saturating_sub(self.in_flight) as usize
-    }
-
     /// Takes no more work, and tells all tasks that wait for room, messages or the end. The first reason counts.
     pub(crate) fn end(&mut self, ended: &Ended, effects: &mut Effects) {
         if self.ended.is_none() {
@@ -234,8 +193,12 @@ impl<S: Sharing> Member<S> {
                 effects.note_failure(error.clone());
             }
             self.ended = Some(ended.clone());
+            self.room.close();
         }
-        for waiters in [&mut self.room, &mut self.readers, &mut self.watchers] {
+        while let Some(waker) = self.room.notify() {
+            effects.wake(waker);
+        }
+        for waiters in [&mut self.readers, &mut self.watchers] {
             while let Some(waker) = waiters.notify() {
                 effects.wake(waker);
             }
@@ -275,7 +238,7 @@ impl<S: Sharing> Member<S> {
 
     /// Whether the end need not wait for operations in flight.
     fn is_drained(&self, now: Instant) -> bool {
-        self.in_flight == 0
+        self.room.is_idle()
             || matches!(self.stage, Stage::Leaving(_))
             || self.has_failed()
             || self.drain_until.is_none_or(|until| now >= until)

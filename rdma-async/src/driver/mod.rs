@@ -4,10 +4,12 @@ pub(crate) mod batch;
 mod connections;
 pub(crate) mod events;
 mod groups;
+pub(crate) mod look;
 pub(crate) mod lookups;
 pub(crate) mod member;
 mod poller;
 pub(crate) mod queue;
+mod room;
 mod run;
 mod spin;
 pub(crate) mod state;
@@ -25,6 +27,7 @@ use crate::receives::Receives;
 use crate::{Error, Result, Sharing, Threads};
 use connections::Counts;
 use events::Events;
+use look::Looks;
 use queue::Queue;
 
 #[cfg(feature = "tokio")]
@@ -93,6 +96,8 @@ pub(crate) struct Shared<S: Sharing> {
     pub(crate) stopped: AtomicBool,
     pub(crate) has_handles: AtomicBool,
     pub(crate) turns: TurnCounts,
+    /// Whether tasks look for the completions of their operations.
+    looks: bool,
 }
 
 /// Counts of the runner.
@@ -124,6 +129,8 @@ pub struct Statistics {
     pub posted: u64,
     /// Operations that have succeeded.
     pub completed: u64,
+    /// Of these, the ones that their tasks have found completed as soon as they were posted, without the driver.
+    pub found: u64,
     /// Operations and receives that have failed.
     pub failed: u64,
     /// Messages received.
@@ -185,6 +192,7 @@ impl DriverBuilder {
             stopped: AtomicBool::new(false),
             has_handles: AtomicBool::new(true),
             turns: TurnCounts::default(),
+            looks: idle != Idle::Sleep,
         });
         let driver = Driver { shared: shared.clone(), alive: S::rc(Alive(shared.clone())) };
         Ok((driver, Runner::new(shared, idle)))
@@ -245,11 +253,12 @@ impl<S: Sharing> Driver<S> {
         };
         for queue in queues {
             let (connections, operations) = queue.population();
-            let Counts { posted, completed, failed, received, waited, starved, exceeded } = queue.counts();
+            let Counts { posted, found, completed, failed, received, waited, starved, exceeded } = queue.counts();
             sum.connections += connections;
             sum.operations += operations;
-            sum.posted += posted;
-            sum.completed += completed;
+            sum.posted += posted + found;
+            sum.completed += completed + found;
+            sum.found += found;
             sum.failed += failed;
             sum.received += received;
             sum.waited += waited;
@@ -267,11 +276,12 @@ impl<S: Sharing> Driver<S> {
     pub fn record_metrics(&self) {
         let statistics = self.statistics();
         let Statistics { connections, operations, posted, completed, failed, received, .. } = statistics;
-        let Statistics { waited, starved, exceeded, sleeps, wakes, spins, .. } = statistics;
+        let Statistics { found, waited, starved, exceeded, sleeps, wakes, spins, .. } = statistics;
         metrics::gauge!("rdma_async_connections").set(connections as f64);
         metrics::gauge!("rdma_async_operations").set(operations as f64);
         metrics::counter!("rdma_async_posted").absolute(posted);
         metrics::counter!("rdma_async_completed").absolute(completed);
+        metrics::counter!("rdma_async_found").absolute(found);
         metrics::counter!("rdma_async_failed").absolute(failed);
         metrics::counter!("rdma_async_received").absolute(received);
         metrics::counter!("rdma_async_waited").absolute(waited);
@@ -340,7 +350,7 @@ impl<S: Sharing> Driver<S> {
         }
         let entries = self.shared.completions.min(context.attributes().max_cqe());
         let set = EndpointSet::builder(context, entries).events(true).keep_leftovers(true).build()?;
-        let queue = S::rc(Queue::new(set, &self.shared.events)?);
+        let queue = S::rc(Queue::new(set, &self.shared.events, Looks::new(self.shared.looks))?);
         // The queue is kept only if it is large enough for a connection.
         let opened = queue.open(sends, &mut receives, |set| start.take().map(|start| start(set)));
         let (key, started) = opened.ok_or(Error::Closed)??;

@@ -12,10 +12,11 @@ use rdma_safe::{Buffer, EndpointKey, EndpointSet};
 
 use super::connections::{Connections, Counts};
 use super::events::{Events, Source};
+use super::look::Looks;
 use super::member::{Ended, Member, Stage};
 use super::state::{BATCH, Done, Origin, Received, State, Unposted};
 use crate::connection::Inner;
-use crate::core::{Slot, Slots, Ticket, Waiters};
+use crate::core::{Slot, Slots, Ticket};
 use crate::effects::{Attachment, Effects, wake};
 use crate::operation::Step;
 use crate::receive::Arrived;
@@ -30,13 +31,14 @@ pub(crate) struct Queue<S: Sharing> {
     /// Shared receives whose messages readers may keep longer than their connections.
     shared_receives: S::Cell<Vec<S::Weak<DomainReceives<S>>>>,
     pub(crate) events: S::Rc<Events<S>>,
+    pub(crate) looks: Looks,
 }
 
 /// Time to linger if the clock cannot represent the end of a longer one.
 const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 impl<S: Sharing> Queue<S> {
-    pub(crate) fn new(set: EndpointSet, events: &S::Rc<Events<S>>) -> Result<Self> {
+    pub(crate) fn new(set: EndpointSet, events: &S::Rc<Events<S>>, looks: Looks) -> Result<Self> {
         let channel = set.channel().ok_or(rdma_safe::Error::NoChannel)?;
         let source = Source::completions(events, channel)?;
         let state = State {
@@ -51,7 +53,7 @@ impl<S: Sharing> Queue<S> {
             broken: None,
             source,
         };
-        Ok(Queue { state: S::cell(state), shared_receives: S::cell(Vec::new()), events: events.clone() })
+        Ok(Queue { state: S::cell(state), shared_receives: S::cell(Vec::new()), events: events.clone(), looks })
     }
 
     /// Where its completion queue reports events.
@@ -135,28 +137,30 @@ impl<S: Sharing> Queue<S> {
     /// A task stops to wait for room. If it was notified, the next one is notified instead.
     #[cold]
     pub(crate) fn leave_room(&self, key: EndpointKey, ticket: Ticket) {
-        self.leave(key, ticket, |member| (&mut member.room, true));
+        self.leave(key, |Member { room, .. }| {
+            let (was_notified, waker) = room.leave(ticket);
+            (waker, if was_notified { room.notify() } else { None })
+        });
     }
 
     /// A task stops to wait for a message. If it was notified, the next one is notified instead.
     pub(crate) fn leave_readers(&self, key: EndpointKey, ticket: Ticket) {
-        self.leave(key, ticket, |member| (&mut member.readers, !member.inbox.is_empty()));
+        self.leave(key, |Member { readers, inbox, .. }| {
+            let (was_notified, waker) = readers.leave(ticket);
+            (waker, if was_notified && !inbox.is_empty() { readers.notify() } else { None })
+        });
     }
 
-    /// `waiters` also returns whether there is something for another task.
-    fn leave(&self, key: EndpointKey, ticket: Ticket, waiters: impl FnOnce(&mut Member<S>) -> (&mut Waiters, bool)) {
+    /// `leave` returns the waker to drop, and the one of the next task.
+    fn leave(&self, key: EndpointKey, leave: impl FnOnce(&mut Member<S>) -> (Option<Waker>, Option<Waker>)) {
         if self.events.is_inherited() {
             return;
         }
-        let (waker, next) = S::with(&self.state, |state| {
-            let Some((waiters, is_some)) = state.member(key).map(waiters) else { return (None, None) };
-            let (was_notified, waker) = waiters.leave(ticket);
-            (waker, if was_notified && is_some { waiters.notify() } else { None })
-        });
+        let (unused, next) = S::with(&self.state, |state| state.member(key).map_or((None, None), leave));
         if let Some(next) = next {
             wake(next);
         }
-        drop(waker);
+        drop(unused);
     }
 
     /// Takes the oldest message, or waits for the next one.
@@ -481,13 +485,14 @@ impl<S: Sharing> Inner<S> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     #[cfg(feature = "soft")]
     use crate::driver::spin::moved_packets;
     use crate::{Connection, Connector, Driver, Listener, Local, Runner};
 
-    fn connected() -> (Runner<Local>, [Connection<Local>; 2]) {
+    /// A connection, both of whose ends are in one queue.
+    pub(in crate::driver) fn connected() -> (Runner<Local>, [Connection<Local>; 2]) {
         rdma_safe::soft::install().unwrap();
         let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
         let ends = runner.block_on(async {

@@ -121,7 +121,7 @@ impl<S: Sharing> State<S> {
         waker: Option<Waker>,
     ) -> Result<Slot, Option<Waker>> {
         let State { connections: Connections { members, slots, counts }, set, .. } = self;
-        let member = find(members, key).filter(|member| member.ended.is_none() && member.has_room());
+        let member = find(members, key).filter(|member| member.room.admits());
         let (Some(member), Step::New(_)) = (member, &*step) else {
             return Err(waker);
         };
@@ -153,7 +153,7 @@ impl<S: Sharing> State<S> {
             return Err(Held::Ended(error));
         }
         let Some(ticket) = ticket else {
-            if member.has_room() {
+            if member.room.admits() {
                 return Ok(waker);
             }
             counts.waited += 1;
@@ -163,7 +163,7 @@ impl<S: Sharing> State<S> {
             effects.drop_waker(Some(member.room.set_waker(&ticket, waker)));
             return Err(Held::Waiting(ticket));
         }
-        if member.is_full() {
+        if member.room.is_full() {
             // Another operation has taken the place.
             member.room.rejoin(&ticket, waker);
             return Err(Held::Waiting(ticket));
@@ -256,7 +256,7 @@ impl<S: Sharing> State<S> {
     /// Returns 1 if there is anything to do for it.
     #[cold]
     #[inline(never)]
-    fn poll_failed(&mut self, error: PollError, effects: &mut Effects) -> usize {
+    pub(super) fn poll_failed(&mut self, error: PollError, effects: &mut Effects) -> usize {
         if self.broken.is_some() {
             return 0;
         }
@@ -272,7 +272,7 @@ impl<S: Sharing> State<S> {
         self.broken.get_or_insert_with(|| ended.clone());
         for member in self.connections.members.iter_mut().flatten() {
             member.end(ended, effects);
-            member.give_up();
+            member.room.give_up();
         }
         // Nobody may ever take their completions. The memory stays with the endpoints until they are removed.
         let slots = &mut self.connections.slots;
@@ -384,7 +384,7 @@ fn post_request<S: Sharing, R: Request>(
     let slot = waker.map_or(Slot::NONE, |waker| slots.insert(member.key.index() as u32, waker));
     match request.post(&mut endpoint, slot.number()) {
         Ok(_) => {
-            member.posted(1);
+            member.room.posted(1);
             counts.posted += 1;
             Ok(slot)
         }
@@ -395,7 +395,7 @@ fn post_request<S: Sharing, R: Request>(
 /// Gives back the slot of an operation that was not posted. Its result, if the provider has taken it nevertheless, is dropped.
 #[cold]
 #[inline(never)]
-fn not_posted<S: Sharing>(
+pub(super) fn not_posted<S: Sharing>(
     member: &mut Member<S>,
     slots: &mut Slots<Done>,
     slot: Slot,
@@ -403,7 +403,7 @@ fn not_posted<S: Sharing>(
 ) -> (Failed, Option<Waker>) {
     let waker = if matches!(rejected.error, PostError::MaybePosted { .. }) {
         // Counted, so that removing the connection frees the slot.
-        member.posted(1);
+        member.room.posted(1);
         slots.abandon(slot).1
     } else {
         slots.cancel(slot)

@@ -388,6 +388,15 @@ impl<B> Ring<B> {
         while self.pop_staged().is_some() {}
     }
 
+    /// Sets the user data of an entry that is not handed out yet. Returns whether there is one with this number.
+    pub(super) fn set_user_data(&mut self, sequence: u64, user_data: u32) -> bool {
+        let exists = (self.head()..self.tail).contains(&sequence);
+        if exists {
+            self.slot(sequence).kind.user_data = user_data;
+        }
+        exists
+    }
+
     /// The kind of the oldest entry in flight. Without meaning if there is none.
     #[inline(always)]
     pub(super) fn oldest_kind(&self) -> Kind {

@@ -47,6 +47,7 @@ mod size_limits;
 mod support;
 mod tag_matching;
 mod threads;
+mod transfer_and_poll;
 mod unreliable;
 mod unreliable_endpoint;
 mod user_data;

@@ -11,6 +11,7 @@ mod qp_numbers;
 mod room;
 mod schedule;
 mod sink;
+mod transfer;
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ pub(crate) use provisional::Provisional;
 use room::Room;
 use schedule::Schedule;
 pub use sink::CompletionSink;
+pub use transfer::Transferred;
 
 /// Any number of connections that share one completion queue: one poll, one event and one thread for all.
 ///

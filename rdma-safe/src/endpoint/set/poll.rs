@@ -268,7 +268,7 @@ impl EndpointSet {
     }
 
     /// Records the completion at the position of the poll, and ends the poll.
-    fn record(&mut self, open: OpenPoll) -> Result<(), PollError> {
+    pub(super) fn record(&mut self, open: OpenPoll) -> Result<(), PollError> {
         // SAFETY: these are the fields of the queue.
         self.members.record(unsafe { open.completion(self.fields) })
     }

@@ -8,7 +8,7 @@ use crate::bench::result::{Benchmark, Table};
 use crate::process;
 
 /// Variants and titles of the columns that follow the columns of the C compilers.
-const VARIANTS: [(&str, &str); 7] = [
+const VARIANTS: [(&str, &str); 9] = [
     ("sys", "rdma-sys"),
     ("raw", "raw API"),
     ("any", "raw, any"),
@@ -16,6 +16,8 @@ const VARIANTS: [(&str, &str); 7] = [
     ("batch", "owned API, `batch`"),
     ("local", "rdma-async, one thread"),
     ("shared", "rdma-async, shared"),
+    ("local driven", "rdma-async, one thread, by the driver"),
+    ("shared driven", "rdma-async, shared, by the driver"),
 ];
 
 const NOTE: &str = "rvN posts receives, srq_rvN posts them to a shared receive queue. in1 posts an inline send of 32 bytes \
