@@ -65,7 +65,7 @@ pub(super) struct Delivery<'a, S: Sharing> {
 impl<S: Sharing> CompletionSink for Delivery<'_, S> {
     #[inline(always)]
     fn sent(&mut self, key: EndpointKey, work: Succeeded) {
-        // All work of the queue is posted with the number of a slot.
+        // All work that a sweep takes has the number of a slot, or [`Slot::NONE`].
         self.succeeded(key, Slot::of(work.user_data), Done::Buffer(work.buffer));
     }
 

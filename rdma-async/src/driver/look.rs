@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::task::Waker;
 
-use rdma_safe::endpoint::{Rejected, Transferred};
+use rdma_safe::endpoint::{FailedPoll, Rejected, Transferred};
 use rdma_safe::{Buffer, PollError, WorkId};
 
 use super::connections::{Connections, find};
+use super::member::Ended;
 use super::state::{State, not_posted};
 use crate::connection::Inner;
 use crate::core::Slot;
@@ -20,54 +21,57 @@ use crate::{Failed, Request, Sharing};
 /// else is in flight. So looks become rare while they find nothing.
 #[derive(Debug)]
 pub(crate) struct Looks {
-    /// How many of the next operations look. If it is negative, so many do not, nor does the one after them.
+    /// If it is positive, so many of the next operations look. If it is `-n`, the next `n` and the one after them do not.
+    /// [`NEVER`] if none does.
     next: AtomicI32,
-    /// How many look after the one that has not: [`MOST`] or [`NONE`].
-    row: i32,
-    /// How many do not look after a look that has found nothing.
-    pause: AtomicI32,
 }
 
-/// Most looks in a row. Then one operation waits for the driver, so that its task lets others run. Tokio lets a task complete as
-/// many operations in a row.
+/// What decides how many operations do not look after a look that has found nothing. The lock of the queue protects it.
+#[derive(Debug, Default)]
+pub(super) struct Misses {
+    /// So many, and one more.
+    pause: i32,
+    /// [`Counts::found`](super::connections::Counts) at that look.
+    found: u64,
+}
+
+/// Most looks in a row. Then one operation waits for the driver, so that tasks yield. Tokio lets a task complete as many operations
+/// in a row.
 const MOST: i32 = 128;
 
-/// The tasks do not look.
-const NONE: i32 = i32::MIN;
-
 /// A look that finds nothing is worth it after so many that have found their completion.
-const WORTH: i32 = 8;
+const WORTH: u64 = 8;
 
 const LONGEST_PAUSE: i32 = 1023;
 
-// Threads that count at the same time lose counts, which does not matter.
+const NEVER: i32 = i32::MIN;
+
 impl Looks {
     pub(crate) fn new(is_allowed: bool) -> Self {
-        let row = if is_allowed { MOST } else { NONE };
-        Looks { next: AtomicI32::new(row.min(0)), row, pause: AtomicI32::new(0) }
+        Looks { next: AtomicI32::new(if is_allowed { 0 } else { NEVER }) }
     }
 
     /// Whether the next operation looks.
     #[inline(always)]
     pub(crate) fn take(&self) -> bool {
+        // Threads that count at the same time lose a count, which does not matter.
         let next = self.next.load(Ordering::Relaxed);
         if next <= 0 {
-            self.next.store(if next == 0 { self.row } else { next + 1 }, Ordering::Relaxed);
+            if next != NEVER {
+                self.next.store(if next == 0 { MOST } else { next + 1 }, Ordering::Relaxed);
+            }
             return false;
         }
         self.next.store(next - 1, Ordering::Relaxed);
         true
     }
 
-    /// A look has not found its completion.
-    #[cold]
-    #[inline(never)]
-    fn missed(&self) {
-        let found = MOST - 1 - self.next.load(Ordering::Relaxed);
-        let pause = if found < WORTH { 2 * self.pause.load(Ordering::Relaxed) + 1 } else { 0 };
-        let pause = pause.min(LONGEST_PAUSE);
-        self.pause.store(pause, Ordering::Relaxed);
-        self.next.store(-pause, Ordering::Relaxed);
+    /// A look has not found its completion. `found` counts all looks that have.
+    fn missed(&self, misses: &mut Misses, found: u64) {
+        let is_worth_it = found - misses.found >= WORTH;
+        misses.found = found;
+        misses.pause = if is_worth_it { 0 } else { (2 * misses.pause + 1).min(LONGEST_PAUSE) };
+        self.next.store(-misses.pause, Ordering::Relaxed);
     }
 }
 
@@ -76,8 +80,16 @@ enum Missed<R> {
     /// Nothing was posted: there is no room, or the connection has ended.
     NotPosted(R),
     Refused(Box<Failed>),
-    /// It is in flight. If the poll has failed, there is an error.
-    InFlight(Slot, Option<Box<PollError>>),
+    /// It is in flight. There may be tasks to wake and memory to drop.
+    InFlight(Slot, Option<Box<Effects>>),
+}
+
+/// What a look knows of an operation that is in flight.
+enum Polled {
+    Nothing,
+    /// The set keeps a completion of another operation, for which there is no event any more.
+    Other,
+    Failed(PollError),
 }
 
 impl<S: Sharing> Inner<S> {
@@ -102,60 +114,66 @@ impl<S: Sharing> Inner<S> {
                     state.connections.counts.found += 1;
                     Ok(buffer)
                 }
-                Ok(Transferred::InFlight(id)) => Err(self.in_flight(state, id, None)),
-                Ok(Transferred::PollFailed(failed)) => Err(self.in_flight(state, failed.0, Some(failed.1))),
+                Ok(Transferred::InFlight(id)) => Err(self.in_flight(state, id, Polled::Nothing)),
+                Ok(Transferred::OtherFound(id)) => Err(self.in_flight(state, id, Polled::Other)),
+                Ok(Transferred::PollFailed(failed)) => {
+                    let FailedPoll { id, error } = *failed;
+                    Err(self.in_flight(state, id, Polled::Failed(error)))
+                }
                 Err(rejected) => Err(self.refused(state, *rejected)),
             }
         });
         match found {
             Ok(buffer) => Some(buffer),
             Err(missed) => {
-                self.missed(missed, step);
+                go_on(missed, step);
                 None
             }
         }
     }
 
-    /// Gives an operation in flight its slot, under the lock under which it was posted.
+    /// Gives an operation in flight its slot, under the lock under which it was posted. Takes other completions.
     #[cold]
     #[inline(never)]
-    fn in_flight<R>(&self, state: &mut State<S>, id: WorkId, error: Option<PollError>) -> Missed<R> {
-        let State { connections: Connections { members, slots, counts }, set, .. } = state;
+    fn in_flight<R>(&self, state: &mut State<S>, id: WorkId, polled: Polled) -> Missed<R> {
+        let State { connections: Connections { members, slots, counts }, set, misses, .. } = state;
         let slot = slots.insert(self.key.index() as u32, Waker::noop().clone());
-        set.set_user_data(self.key, id, slot.number());
+        let is_set = set.set_user_data(self.key, id, slot.number());
+        debug_assert!(is_set, "nobody has taken the completion");
         if let Some(member) = find(members, self.key) {
             member.room.posted(1);
         }
         counts.posted += 1;
-        Missed::InFlight(slot, error.map(Box::new))
+        self.queue.looks.missed(misses, counts.found);
+        let mut effects: Option<Box<Effects>> = None;
+        match polled {
+            Polled::Nothing => {}
+            Polled::Other => _ = state.sweep(effects.get_or_insert_default()),
+            Polled::Failed(error) => _ = state.poll_failed(error, effects.get_or_insert_default()),
+        }
+        Missed::InFlight(slot, effects)
     }
 
     #[cold]
     #[inline(never)]
     fn refused<R>(&self, state: &mut State<S>, rejected: Rejected) -> Missed<R> {
-        let Connections { members, slots, .. } = &mut state.connections;
+        let State { connections: Connections { members, slots, .. }, broken, .. } = state;
         Missed::Refused(Box::new(match find(members, self.key) {
             Some(member) => not_posted(member, slots, Slot::NONE, rejected).0,
-            None => Failed::rejected(rejected),
+            None => Failed { error: Ended::of_removed(broken).error(), ..Failed::rejected(rejected) },
         }))
     }
+}
 
-    #[cold]
-    #[inline(never)]
-    fn missed<R>(&self, missed: Missed<R>, step: &mut Step<R>) {
-        let queue = &self.queue;
-        match missed {
-            Missed::NotPosted(request) => *step = Step::New(request),
-            Missed::Refused(failed) => *step = Step::Refused(failed),
-            Missed::InFlight(slot, error) => {
-                *step = Step::InFlight(slot);
-                queue.looks.missed();
-                let mut effects = Effects::default();
-                if let Some(error) = error {
-                    S::with(&queue.state, |state| state.poll_failed(*error, &mut effects));
-                }
-                // The set may keep the completion that was in the way, for which there is no event any more.
-                queue.sweep(&mut effects);
+#[cold]
+#[inline(never)]
+fn go_on<R>(missed: Missed<R>, step: &mut Step<R>) {
+    match missed {
+        Missed::NotPosted(request) => *step = Step::New(request),
+        Missed::Refused(failed) => *step = Step::Refused(failed),
+        Missed::InFlight(slot, effects) => {
+            *step = Step::InFlight(slot);
+            if let Some(mut effects) = effects {
                 effects.run();
             }
         }
@@ -174,46 +192,77 @@ mod tests {
     use rdma_safe::PostError;
 
     use super::*;
-    use crate::driver::queue::tests::connected;
+    use crate::driver::queue::tests::{connect, connected};
     use crate::{Connection, Error, Local};
 
-    /// The operations that look, of the next `count`. `finds` says whether a look finds its completion.
-    fn looks(looks: &Looks, count: i32, finds: bool) -> i32 {
-        (0..count)
-            .filter(|_| looks.take())
-            .inspect(|_| {
-                if !finds {
-                    looks.missed()
+    /// Looks of operations.
+    struct Sequence {
+        looks: Looks,
+        misses: Misses,
+        found: u64,
+    }
+
+    impl Sequence {
+        fn new(is_allowed: bool) -> Self {
+            Sequence { looks: Looks::new(is_allowed), misses: Misses::default(), found: 0 }
+        }
+
+        /// The looks of the next `count` operations, which find their completions or not.
+        fn next(&mut self, count: i32, finds: bool) -> i32 {
+            let mut looks = 0;
+            for _ in 0..count {
+                if self.looks.take() {
+                    looks += 1;
+                    if finds {
+                        self.found += 1;
+                    } else {
+                        self.looks.missed(&mut self.misses, self.found);
+                    }
                 }
-            })
-            .count() as i32
+            }
+            looks
+        }
     }
 
     #[test]
     fn one_operation_waits_after_so_many_looks() {
-        let all = Looks::new(true);
-        assert_eq!(looks(&all, 1, true), 0, "the first one waits, too");
+        let mut all = Sequence::new(true);
+        assert_eq!(all.next(1, true), 0, "the first one waits, too");
         for _ in 0..3 {
-            assert_eq!(looks(&all, MOST, true), MOST);
-            assert_eq!(looks(&all, 1, true), 0);
+            assert_eq!(all.next(MOST, true), MOST);
+            assert_eq!(all.next(1, true), 0);
         }
     }
 
     #[test]
     fn looks_that_find_nothing_become_rare() {
-        let all = Looks::new(true);
-        assert_eq!(looks(&all, LONGEST_PAUSE + 1, false), 9, "after 1, 3, 7 and so on");
-        assert_eq!(looks(&all, 10 * (LONGEST_PAUSE + 2), false), 10);
+        let mut all = Sequence::new(true);
+        assert_eq!(all.next(LONGEST_PAUSE + 1, false), 9, "after 1, 3, 7 and so on");
+        assert_eq!(all.next(10 * (LONGEST_PAUSE + 2), false), 10);
         // They come back once they find something.
-        while looks(&all, 1, true) == 0 {}
-        assert_eq!(looks(&all, WORTH - 1, true), WORTH - 1);
-        assert_eq!(looks(&all, 1, false), 1);
-        assert_eq!(looks(&all, 1 + MOST, true), MOST);
+        while all.next(1, true) == 0 {}
+        assert_eq!(all.next(WORTH as i32 - 1, true), WORTH as i32 - 1);
+        assert_eq!(all.next(1, false), 1);
+        assert_eq!(all.next(1 + MOST, true), MOST);
+    }
+
+    #[test]
+    fn threads_that_miss_at_the_same_time_do_not_look_more_often() {
+        let mut all = Sequence::new(true);
+        let mut looks = 0;
+        for _ in 0..10_000 {
+            let both = [all.looks.take(), all.looks.take()];
+            for _ in both.into_iter().filter(|looks| *looks) {
+                looks += 1;
+                all.looks.missed(&mut all.misses, all.found);
+            }
+        }
+        assert!(looks < 60, "{looks}");
     }
 
     #[test]
     fn a_driver_that_sleeps_at_once_has_tasks_that_do_not_look() {
-        assert_eq!(looks(&Looks::new(false), 10_000, true), 0);
+        assert_eq!(Sequence::new(false).next(10_000, true), 0);
     }
 
     #[derive(Default)]
@@ -262,8 +311,14 @@ mod tests {
         let Error::Rdma(error) = &failed.error else { panic!("{failed:?}") };
         assert!(matches!(**error, rdma_safe::Error::Post(PostError::ForeignBuffer)) && failed.buffer.is_some());
         let buffer = runner.block_on(client.buffer(8)).unwrap();
-        client.inner.queue.begin_close(client.inner.key, Duration::ZERO);
+        runner.block_on(client.close());
         let Poll::Ready(Err(failed)) = look(&client, buffer) else { panic!("it was posted") };
+        assert!(matches!(failed.error, Error::Closed) && failed.buffer.is_some());
+        // The same if another connection has its place.
+        let others = connect(&mut runner, client.driver());
+        let is_replaced = |other: &Connection<Local>| other.inner.key.index() == client.inner.key.index();
+        assert!(others.iter().any(is_replaced), "a new connection has a free place");
+        let Poll::Ready(Err(failed)) = look(&client, failed.buffer.unwrap()) else { panic!("it was posted") };
         assert!(matches!(failed.error, Error::Closed) && failed.buffer.is_some());
         assert_eq!(client.driver().statistics().operations, 0);
     }

@@ -12,7 +12,7 @@ use rdma_safe::{Buffer, EndpointKey, EndpointSet};
 
 use super::connections::{Connections, Counts};
 use super::events::{Events, Source};
-use super::look::Looks;
+use super::look::{Looks, Misses};
 use super::member::{Ended, Member, Stage};
 use super::state::{BATCH, Done, Origin, Received, State, Unposted};
 use crate::connection::Inner;
@@ -25,7 +25,7 @@ use crate::{Request, Result, Sharing};
 
 /// A completion queue, its connections, and their operations in flight.
 ///
-/// Everything is behind one lock. Its driver takes the completions, and nobody else does.
+/// Everything is behind one lock. Its driver takes the completions, and so do [looks](super::look).
 pub(crate) struct Queue<S: Sharing> {
     pub(super) state: S::Cell<State<S>>,
     /// Shared receives whose messages readers may keep longer than their connections.
@@ -51,6 +51,7 @@ impl<S: Sharing> Queue<S> {
             leaving: Vec::new(),
             exceeded_before: 0,
             broken: None,
+            misses: Misses::default(),
             source,
         };
         Ok(Queue { state: S::cell(state), shared_receives: S::cell(Vec::new()), events: events.clone(), looks })
@@ -495,13 +496,17 @@ pub(super) mod tests {
     pub(in crate::driver) fn connected() -> (Runner<Local>, [Connection<Local>; 2]) {
         rdma_safe::soft::install().unwrap();
         let (driver, mut runner) = Driver::builder().build::<Local>().unwrap();
-        let ends = runner.block_on(async {
-            let listener = Listener::builder().driver(&driver).bind("127.0.0.1:0").await.unwrap();
-            let connector = Connector::with_driver(&driver).keepalive(None).linger(Duration::MAX);
+        let ends = connect(&mut runner, &driver);
+        (runner, ends)
+    }
+
+    pub(in crate::driver) fn connect(runner: &mut Runner<Local>, driver: &Driver<Local>) -> [Connection<Local>; 2] {
+        runner.block_on(async {
+            let listener = Listener::builder().driver(driver).bind("127.0.0.1:0").await.unwrap();
+            let connector = Connector::with_driver(driver).keepalive(None).linger(Duration::MAX);
             let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
             [client.unwrap(), server.unwrap()]
-        });
-        (runner, ends)
+        })
     }
 
     #[cfg(feature = "soft")]

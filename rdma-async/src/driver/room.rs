@@ -109,8 +109,6 @@ impl Room {
         self.update();
     }
 
-    #[cold]
-    #[inline(never)]
     fn update(&mut self) {
         self.admits = if self.is_closed || !self.waiters.is_empty() { 0 } else { self.size };
     }

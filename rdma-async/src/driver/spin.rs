@@ -15,7 +15,7 @@ pub enum Idle {
     /// has taken it for long: until the pause is over, it sleeps at once.
     #[default]
     Adaptive,
-    /// Sleeps at once. No task looks for completions itself.
+    /// Sleeps at once. Tasks do not look for completions either, so all wait for events.
     Sleep,
     /// Never sleeps. For a thread that has a processor to itself.
     Spin,

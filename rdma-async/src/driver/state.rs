@@ -11,6 +11,7 @@ use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Gather, PollError,
 
 use super::connections::{Connections, Counts, Delivery, fail_operations, find, finish};
 use super::events::Source;
+use super::look::Misses;
 use super::member::{Ended, Member};
 use crate::core::{Slot, Slots, Ticket};
 use crate::effects::Effects;
@@ -28,6 +29,7 @@ pub(super) struct State<S: Sharing> {
     pub(super) exceeded_before: u64,
     /// Why no connection of the queue works any more.
     pub(super) broken: Option<Ended>,
+    pub(super) misses: Misses,
     /// Reports events of the completion queue.
     #[cfg_attr(not(feature = "tokio"), allow(dead_code, reason = "its drop ends the reports"))]
     pub(super) source: Source<S>,

@@ -52,7 +52,7 @@ pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, Datagram
 pub use keepalive::{ConnectionLost, KeepaliveError};
 pub use pool::ReceivePool;
 pub(crate) use set::Provisional;
-pub use set::{CompletionSink, EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder, Transferred};
+pub use set::{CompletionSink, EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder, FailedPoll, Transferred};
 pub use windows::{BoundWindow, RejectedWindow};
 pub use work::{Transfer, Work};
 

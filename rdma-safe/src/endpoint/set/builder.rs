@@ -105,6 +105,8 @@ impl EndpointSetBuilder {
             takes_several: cq.takes_several() && !self.timestamps,
             dropped: Arc::default(),
             has_provisional: false,
+            // Nobody can transfer before there is an endpoint.
+            looks: false,
             events: Some(0),
             cq,
         })

@@ -30,7 +30,7 @@ pub(crate) use provisional::Provisional;
 use room::Room;
 use schedule::Schedule;
 pub use sink::CompletionSink;
-pub use transfer::Transferred;
+pub use transfer::{FailedPoll, Transferred};
 
 /// Any number of connections that share one completion queue: one poll, one event and one thread for all.
 ///
@@ -126,6 +126,8 @@ pub struct EndpointSet {
     dropped: Arc<Dropped>,
     /// Whether there may be provisional members, so that `dropped` has to be read.
     has_provisional: bool,
+    /// Whether [`transfer_and_poll`](Self::transfer_and_poll) looks for completions: `takes_several`, and nothing is provisional.
+    looks: bool,
     /// Events that the queue may have raised since the channel was read. `None` if the channel has other readers or queues.
     events: Option<u32>,
     /// Never lent out, and polled only here, so no poll stays open.
@@ -185,6 +187,7 @@ impl EndpointSet {
         self.members.reserve(self.room.shared());
         self.records_all |= self.members.takes_turns();
         self.takes_several &= !self.records_all;
+        self.update_looks();
         if let Some((within, interval)) = checks {
             self.schedule.add(key, within, interval);
         }
@@ -201,6 +204,11 @@ impl EndpointSet {
         }
         let EndpointSet { members, unchecked, .. } = self;
         Some(EndpointMut { poster: members.find(key)?, index: key.index, unchecked })
+    }
+
+    /// `takes_several` or `has_provisional` has changed.
+    fn update_looks(&mut self) {
+        self.looks = self.takes_several && !self.has_provisional;
     }
 
     /// Removes provisional members that were dropped.

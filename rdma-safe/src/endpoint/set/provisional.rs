@@ -81,6 +81,7 @@ impl EndpointSet {
     /// Makes a member provisional.
     pub(crate) fn provisional(&mut self, key: EndpointKey) -> Provisional {
         self.has_provisional = true;
+        self.update_looks();
         self.dropped.lock().remaining += 1;
         Provisional { key, dropped: self.dropped.clone(), is_kept: false }
     }
@@ -96,6 +97,7 @@ impl EndpointSet {
             let _ = self.remove(key);
         }
         self.has_provisional = remaining != 0;
+        self.update_looks();
     }
 
     /// Whether the [`Provisional`] of a member was dropped, so that it no longer counts as a member.

@@ -6,24 +6,36 @@ use crate::cq::OpenPoll;
 use crate::endpoint::{Rejected, Transfer, WorkId};
 use crate::{Buffer, PollError, PostError, WcStatus};
 
-/// What became of work that [`EndpointSet::transfer_and_poll`] has posted.
+/// What [`EndpointSet::transfer_and_poll`] has found.
 #[derive(Debug)]
 #[must_use = "it has the buffer, or the error of the poll"]
 pub enum Transferred {
-    /// It has succeeded already.
+    /// The work has succeeded already.
     Completed(Buffer),
-    /// It is in flight.
+    /// The work is in flight.
     InFlight(WorkId),
-    /// It is in flight, and the poll has failed like [`EndpointSet::poll`].
-    PollFailed(Box<(WorkId, PollError)>),
+    /// The work is in flight, and a completion of other work was found. The next poll returns it, and the queue raises no event for
+    /// it any more.
+    OtherFound(WorkId),
+    /// The work is in flight, and the poll has failed.
+    PollFailed(Box<FailedPoll>),
+}
+
+/// Work in flight, and why a poll has failed.
+#[derive(Debug)]
+pub struct FailedPoll {
+    /// The work.
+    pub id: WorkId,
+    /// The error, as of [`EndpointSet::poll`].
+    pub error: PollError,
 }
 
 impl EndpointSet {
     /// Sends, writes or reads one buffer, and looks once whether that has completed.
     ///
-    /// That costs less than [`transfer`](crate::endpoint::EndpointMut::transfer) and [`poll`](Self::poll). It hands out no other
-    /// work, and checks no peers. If another completion is the next one in the queue, this takes it, and a poll returns it later.
-    /// The queue raises no event for it any more. So poll after a look that has not found its work, before waiting for an event.
+    /// That costs less than [`transfer`](crate::endpoint::EndpointMut::transfer) and [`poll`](Self::poll). It hands out no other work
+    /// and checks no peers, so the set has to be polled as well. A set with a classic queue, with timestamps or with receive shares
+    /// posts without a look, and so does one with a handshake in progress.
     ///
     /// ```no_run
     /// use rdma_safe::endpoint::{Transfer, Transferred};
@@ -35,8 +47,8 @@ impl EndpointSet {
     ///     match clients.transfer_and_poll(key, Transfer::Write(place), record, 7)? {
     ///         Transferred::Completed(record) => Ok(Some(record)),
     ///         // A poll returns it, with the user data 7.
-    ///         Transferred::InFlight(_) => Ok(None),
-    ///         Transferred::PollFailed(failed) => Err(failed.1.into()),
+    ///         Transferred::InFlight(_) | Transferred::OtherFound(_) => Ok(None),
+    ///         Transferred::PollFailed(failed) => Err(failed.error.into()),
     ///     }
     /// }
     /// ```
@@ -53,21 +65,26 @@ impl EndpointSet {
         user_data: u32,
     ) -> Result<Transferred, Box<Rejected>> {
         // Cold functions return one or two words, so that the result of the fast path is in registers.
-        if self.unchecked.is_some() || self.has_provisional || !self.takes_several {
+        if self.unchecked.is_some() || !self.looks {
             return self.transfer_only(key, transfer, buffer, user_data).map(Transferred::InFlight);
         }
         let EndpointSet { members, unchecked, cq, .. } = self;
         let Some(poster) = members.find(key) else { return Err(no_such_endpoint(buffer)) };
         let id = match poster.transfer(transfer, buffer, user_data) {
             Ok(id) => id,
-            Err(rejected) => return Err(boxed(rejected)),
+            Err(rejected) => {
+                if !poster.gates.poll {
+                    *unchecked = Some(key.index);
+                }
+                return Err(boxed(rejected));
+            }
         };
         if !poster.gates.poll {
             *unchecked = Some(key.index);
             return Ok(Transferred::InFlight(id));
         }
         // SAFETY: as in `poll`: a queue that can take several is extended, each poll of it is ended, and no queue pair is modified
-        // or destroyed during this one. It moves one buffer, and drops none.
+        // or destroyed during this one, since no endpoint of such a set has a share. It moves one buffer, and drops none.
         let open = match unsafe { cq.start_poll() } {
             Ok(Some(open)) => open,
             Ok(None) => return Ok(Transferred::InFlight(id)),
@@ -86,9 +103,9 @@ impl EndpointSet {
                 return Ok(Transferred::Completed(buffer));
             }
         }
-        match self.record_next(open) {
-            None => Ok(Transferred::InFlight(id)),
-            Some(error) => Ok(Transferred::PollFailed(poll_failed(id, *error))),
+        match self.record_next(id, open) {
+            None => Ok(Transferred::OtherFound(id)),
+            Some(failed) => Ok(Transferred::PollFailed(failed)),
         }
     }
 
@@ -117,10 +134,10 @@ impl EndpointSet {
     /// Keeps a completion for the next poll. Returns the error, if there is one.
     #[cold]
     #[inline(never)]
-    fn record_next(&mut self, open: OpenPoll) -> Option<Box<PollError>> {
+    fn record_next(&mut self, id: WorkId, open: OpenPoll) -> Option<Box<FailedPoll>> {
         // An earlier one may be waiting. If that is a receive of a pool, this one could replace it.
         self.members.defer_last();
-        self.record(open).err().map(Box::new)
+        self.record(open).err().map(|error| poll_failed(id, error))
     }
 }
 
@@ -138,6 +155,6 @@ fn boxed(rejected: Rejected) -> Box<Rejected> {
 
 #[cold]
 #[inline(never)]
-fn poll_failed(id: WorkId, error: PollError) -> Box<(WorkId, PollError)> {
-    Box::new((id, error))
+fn poll_failed(id: WorkId, error: PollError) -> Box<FailedPoll> {
+    Box::new(FailedPoll { id, error })
 }
