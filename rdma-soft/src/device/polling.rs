@@ -30,6 +30,9 @@ const IDLE_POLLS_IF_SHARED: u32 = 4;
 /// If a yield takes so long, another program has had the processor. A packet that has come meanwhile may not have needed the yield.
 const LONG_YIELD: Duration = Duration::from_micros(100);
 
+/// A yield counts as a poll for each such part of it, because the thread could not poll meanwhile, and polls again right after it.
+const YIELD_OF_A_POLL: Duration = Duration::from_micros(8);
+
 /// A poll that reads a UDP socket takes a system call, and counts as this many of [`IDLE_POLLS`].
 const UDP_WEIGHT: u32 = 8;
 
@@ -107,15 +110,23 @@ impl Polling {
     /// The program is about to sleep. It must not yield before: another thread may then have the processor for milliseconds.
     fn forget_idle(&self) {
         self.idle.store(0, Ordering::Relaxed);
-        self.record_yield(true);
+        self.record_yield(LONG_YIELD);
     }
 
-    /// Records a yield, and whether it took [`LONG_YIELD`].
-    fn record_yield(&self, was_long: bool) {
+    /// Records a yield, which took so long.
+    fn record_yield(&self, took: Duration) {
+        let was_long = took >= LONG_YIELD;
         self.has_yielded.store(!was_long, Ordering::Relaxed);
         if was_long {
             self.is_shared.store(false, Ordering::Relaxed);
+        } else {
+            self.count_polls((took.as_nanos() / YIELD_OF_A_POLL.as_nanos()) as u32);
         }
+    }
+
+    /// Counts polls. A lost count does not matter.
+    fn count_polls(&self, polls: u32) {
+        self.count.store(self.count.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
     }
 }
 
@@ -167,7 +178,7 @@ impl Device {
     fn yield_processor(&self) {
         let before = self.now();
         std::thread::yield_now();
-        self.polling.record_yield(self.now() >= before + LONG_YIELD);
+        self.polling.record_yield(Duration::from_nanos(self.now().0.saturating_sub(before.0)));
     }
 
     /// Starts work, with `bytes` of data, that this thread has just posted to a queue pair.
@@ -215,10 +226,8 @@ impl Device {
         self.server.begin_wait(self.polls());
     }
 
-    /// Counts polls. A lost count does not matter.
     pub(super) fn count_polls(&self, polls: u32) {
-        let count = &self.polling.count;
-        count.store(count.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
+        self.polling.count_polls(polls);
     }
 
     /// Adds the packets since `before` to those of this thread. Counts a poll for each [`PACKETS`] of them, because the program
@@ -259,7 +268,7 @@ mod tests {
     /// Polls of a thread that receives nothing, until it yields.
     fn polls_until_yield(polling: &Polling) -> u32 {
         let polls = (1..).find(|_| polling.record(Some(false), 1).unwrap().yields).unwrap();
-        polling.record_yield(false);
+        polling.record_yield(Duration::ZERO);
         polls
     }
 
@@ -285,8 +294,17 @@ mod tests {
             assert!(polling.record(Some(true), 1).is_none());
             // Another program has had the processor.
             assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
-            polling.record_yield(true);
+            polling.record_yield(LONG_YIELD);
             assert!(polling.record(Some(true), 1).is_none());
+        }
+    }
+
+    #[test]
+    fn a_yield_counts_as_polls_unless_another_program_has_had_the_processor() {
+        let polling = Polling::default();
+        for (took, polls) in [(YIELD_OF_A_POLL / 2, 0), (5 * YIELD_OF_A_POLL, 5), (LONG_YIELD, 5)] {
+            polling.record_yield(took);
+            assert_eq!(polling.count.load(Ordering::Relaxed), polls);
         }
     }
 
@@ -298,7 +316,7 @@ mod tests {
         assert!(polling.record(Some(true), 1).is_none());
         let yields = (1..).find(|_| polling.record(None, 1).unwrap().yields).unwrap();
         assert_eq!(yields, IDLE_POLLS);
-        polling.record_yield(false);
+        polling.record_yield(Duration::ZERO);
         assert!(polling.record(Some(true), 1).is_none());
         assert_eq!(polls_until_yield(&polling), IDLE_POLLS_IF_SHARED);
     }

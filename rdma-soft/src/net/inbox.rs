@@ -50,8 +50,7 @@ pub(crate) struct Inbox {
     icrc_seed: Option<(Path, IcrcSeed)>,
     /// Index of the peer that was served last.
     last_receiver: usize,
-    /// Messages to request per system call. An extra `recvmmsg(2)` slot that stays empty costs time.
-    batch_len: usize,
+    request: Request,
     /// Source of the last packets.
     last_source: Source,
     /// Number of polls.
@@ -59,6 +58,30 @@ pub(crate) struct Inbox {
     /// Whether the last call has checked all sources and left nothing.
     is_drained: bool,
     damaged: u64,
+}
+
+/// How many messages to request by a system call: as many as arrive together.
+///
+/// A slot of `recvmmsg(2)` that stays empty costs time, and so does a further call.
+#[derive(Debug)]
+struct Request {
+    messages: usize,
+    /// Whether the last call has received any.
+    has_received: bool,
+}
+
+impl Request {
+    const FIRST: Request = Request { messages: 1, has_received: false };
+
+    /// Notes how many messages a call has received.
+    fn note(&mut self, received: usize) {
+        let had_received = std::mem::replace(&mut self.has_received, received != 0);
+        if received == self.messages && had_received {
+            self.messages = MESSAGES.min(4 * received);
+        } else if received != 0 {
+            self.messages = received;
+        }
+    }
 }
 
 /// Sources that `poll(2)` has reported as readable.
@@ -96,7 +119,7 @@ impl Inbox {
             receivers: ShmReceivers::default(),
             icrc_seed: None,
             last_receiver: 0,
-            batch_len: 1,
+            request: Request::FIRST,
             last_source: Source::Udp,
             polls: 0,
             is_drained: false,
@@ -277,18 +300,18 @@ impl Inbox {
         receive: impl FnOnce(&mut [libc::mmsghdr]) -> io::Result<usize>,
     ) -> bool {
         self.set_up_headers();
-        let count = receive(&mut self.headers[..self.batch_len]).unwrap_or(0);
-        self.is_drained &= count < self.batch_len;
+        let count = receive(&mut self.headers[..self.request.messages]).unwrap_or(0);
+        self.is_drained &= count < self.request.messages;
         // SAFETY: `receive` has filled that many messages.
         unsafe { self.deliver(count, to, each) };
-        self.batch_len = if count == self.batch_len { MESSAGES.min(4 * count) } else { count.max(1) };
+        self.request.note(count);
         count > 0
     }
 
-    /// Points the next `batch_len` messages to their buffers.
+    /// Points the next messages to their buffers.
     fn set_up_headers(&mut self) {
         // Split the buffers once. Indexing `bytes` for each message would invalidate the pointers taken before.
-        for (at, buffer) in self.bytes.chunks_exact_mut(BUFFER).enumerate().take(self.batch_len) {
+        for (at, buffer) in self.bytes.chunks_exact_mut(BUFFER).enumerate().take(self.request.messages) {
             self.parts[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BUFFER };
             let header = &mut self.headers[at].msg_hdr;
             header.msg_iov = &raw mut self.parts[at];
@@ -468,9 +491,21 @@ mod tests {
     }
 
     #[test]
+    fn a_call_requests_as_many_messages_as_arrive_together() {
+        let mut request = Request::FIRST;
+        // One at a time, then two at a time, then many.
+        for (received, next) in
+            [(0, 1), (1, 1), (0, 1), (1, 1), (1, 4), (0, 4), (2, 2), (0, 2), (2, 2), (2, 8), (8, 16), (3, 3)]
+        {
+            request.note(received);
+            assert_eq!(request.messages, next, "after {received}");
+        }
+    }
+
+    #[test]
     fn messages_are_split_into_packets_with_their_control_data() {
         let mut inbox = Inbox::new();
-        inbox.batch_len = 2;
+        inbox.request.messages = 2;
         inbox.set_up_headers();
         let (segmented, single) = (packets(3, 20), packets(1, 40));
         let [segment, hops] = [24, 7].map(libc::c_int::to_ne_bytes);

@@ -36,8 +36,8 @@ impl EndpointSet {
             return self.poll_slowly();
         }
         if self.cq.is_extended() {
-            // SAFETY: the queue is extended. It is polled only here, in `poll_into`, `poll_queue` and `transfer_and_poll`, and each of these polls is
-            // ended. Only queue pairs of this set complete to it, and none of them is modified or destroyed here.
+            // SAFETY: the queue is extended. It is polled only here, in `poll_into`, `poll_queue` and `transfer_and_poll`, and each
+            // of these polls is ended. Only queue pairs of this set complete to it, and none of them is modified or destroyed here.
             let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(None) };
             return match self.members.take_fast(SetCompletion(open)) {
                 Ok(taken) => Ok(Some(taken)),

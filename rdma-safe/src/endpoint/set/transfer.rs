@@ -33,9 +33,9 @@ pub struct FailedPoll {
 impl EndpointSet {
     /// Sends, writes or reads one buffer, and looks once whether that has completed.
     ///
-    /// That costs less than [`transfer`](crate::endpoint::EndpointMut::transfer) and [`poll`](Self::poll). It hands out no other work
-    /// and checks no peers, so the set has to be polled as well. A set with a classic queue, with timestamps or with receive shares
-    /// posts without a look, and so does one with a handshake in progress.
+    /// That costs less than [`transfer`](crate::endpoint::EndpointMut::transfer) and [`poll`](Self::poll). It hands out no other
+    /// work and checks no peers, so the set has to be polled as well. A set with a classic queue, with timestamps or with receive
+    /// shares posts without a look, and so does one with a handshake in progress.
     ///
     /// ```no_run
     /// use rdma_safe::endpoint::{Transfer, Transferred};
