@@ -118,7 +118,7 @@ pub struct Succeeded {
     pub operation: Operation,
     /// The number that [`Work::user_data`](crate::Work::user_data) has set. 0 if none was set, and for receives.
     pub user_data: u32,
-    /// The buffer, with what was received or read.
+    /// The buffer. It has the bytes that were received or read.
     pub buffer: Buffer,
 }
 

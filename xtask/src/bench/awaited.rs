@@ -93,9 +93,9 @@ fn evaluate(fewest: &BTreeMap<String, u32>) -> Result<(Table, Gate)> {
         columns: ["ping-pong", "instructions", "to `Endpoint`", "to `EndpointSet`"].map(str::to_owned).to_vec(),
         rows: KINDS.into_iter().map(row).collect::<Result<_>>()?,
         notes: vec![
-            "Guest instructions of both ends and the kernel, 64 bytes each way, over SoftRoCE: the fewest of several runs. Each \
-             end sleeps as soon as it has nothing to do, and takes the completion of each send. An `Endpoint` has a completion \
-             queue of its own. A driver of rdma-async keeps its connections in an `EndpointSet`."
+            "Instructions of the guest, with its kernel, at both ends: 64 bytes each way over SoftRoCE, the fewest of several \
+             runs. Each end sleeps as soon as it has nothing to do. It takes the completion of each send. An `Endpoint` has a \
+             completion queue of its own. A driver of rdma-async keeps its connections in an `EndpointSet`."
                 .to_owned(),
         ],
     };

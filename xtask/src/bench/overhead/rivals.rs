@@ -31,8 +31,8 @@ const OURS: [(&str, &str); 2] = [("raw", "raw API"), ("owned", "owned API")];
 const FACTORS: [(&str, &str, f64); 4] =
     [("ex1", "sideway", 2.5), ("rv1", "sideway", 25.0), ("cl1", "sideway", 18.0), ("em_cl", "sideway", 12.0)];
 
-const NOTE: &str = "The crates are unmodified and compiled in the default release profile. A count includes what the crate spends \
-    in the C allocator. sideway creates a poller for each poll, as in its documentation. With \"poller reused\", \
+const NOTE: &str = "The crates are unmodified, and compiled in the default release profile. The counts include the C allocator, \
+    if the crate calls it. sideway creates a poller for each poll, as in its documentation. With \"poller reused\", \
     one classic poller is created once and started for each poll. \"Generic\" means sideway's enums, which hold \
     either kind of object. ibverbs posts one send or receive at a time through the classic interface. In its loop \
     send_cl1 a number identifies the buffer, and the buffer stays with the caller. A cell is empty where a crate \
