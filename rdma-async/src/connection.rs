@@ -108,6 +108,11 @@ impl<S: Sharing> Connection<S> {
         self.start(OneBuffer(Work::write(buffer, remote).imm(immediate)))
     }
 
+    /// Like [`Connection::write`], for futures and protocols that store the operation.
+    pub fn write_owned(&self, buffer: Buffer, remote: RemoteMemory) -> OwnedOperation<S, WriteOne> {
+        OwnedOperation::new(self.inner.clone(), WriteOne(buffer, remote))
+    }
+
     /// Writes several buffers, one after another, to the peer's memory.
     #[inline]
     pub fn write_list(&self, list: impl Into<Gather>, remote: RemoteMemory) -> Operation<'_, S, List> {

@@ -38,9 +38,10 @@
 //!
 //! # Drivers
 //!
-//! A [`Driver`] takes the completions of its connections and wakes the tasks that await them. By default, each tokio
-//! runtime has one, which is a task of the runtime. Programs without tokio have one on a separate thread. A driver that has nothing
-//! to do spins for some microseconds and then sleeps: [`Idle`].
+//! A [`Driver`] takes the completions of its connections and wakes the tasks that await them. A send, write or read may also
+//! find its own completion: [`Operation`]. By default, each tokio runtime has one driver, which is a task of the runtime. Programs
+//! without tokio have one on a separate thread. A driver that has nothing to do spins for some microseconds and then sleeps:
+//! [`Idle`].
 //!
 //! | program | driver |
 //! |---|---|

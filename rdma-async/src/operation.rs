@@ -21,8 +21,8 @@ use crate::{Error, Failed, Request, Sharing, coop};
 /// later, it goes on without the future, and its memory is dropped when the device no longer uses it.
 ///
 /// A send, write or read of one buffer may be ready at the first poll: it looks for its completion itself, as long as looks find
-/// some. A look that finds other completions wakes the tasks that wait for them. A protocol that polls under a lock which wakers
-/// take, too, uses an [`OwnedOperation`], which does not look.
+/// some. A look that finds other completions wakes the tasks that wait for them. So a waker may run while an operation is polled.
+/// Code that polls while it holds a lock which a waker takes uses an [`OwnedOperation`], which does not look.
 ///
 /// # Errors
 /// [`Failed`], with the memory unless the device may still use it.
@@ -97,6 +97,9 @@ impl<S: Sharing, R: Request> Future for Operation<'_, S, R> {
         if R::IS_TRANSFER && matches!(*self.progress.step, Step::New(_)) && connection.queue.looks.take() {
             if let Some(buffer) = self.progress.post_and_look(connection) {
                 return Poll::Ready(R::memory(Done::Buffer(buffer)).map_err(|done| failed(&connection.queue, done)));
+            }
+            if matches!(*self.progress.step, Step::New(_) | Step::Refused(_)) {
+                return self.progress.poll_slowly(connection, context);
             }
         }
         self.progress.poll(connection, context)
@@ -189,6 +192,19 @@ impl<R: Request> Progress<R> {
             }
             Err(failed) => Poll::Ready(Err(failed)),
         }
+    }
+
+    /// There is no room, or posting has failed.
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly<S: Sharing>(
+        &mut self,
+        connection: &Inner<S>,
+        context: &Context<'_>,
+    ) -> Poll<Result<R::Memory, Failed>> {
+        let slot = ready!(self.post_slowly(connection, true, context))?;
+        self.step = ManuallyDrop::new(Step::InFlight(slot));
+        Poll::Pending
     }
 
     /// Posts a new operation, and looks once for its completion.

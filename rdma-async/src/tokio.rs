@@ -94,7 +94,7 @@ async fn run<S: Sharing>(mut runner: Runner<S>, mut descriptors: Descriptors) {
                 has_just_slept = true;
                 descriptors.add_channels(&runner);
                 match poll_fn(|context| descriptors.poll(context)).await {
-                    Ok(Woken::ByChannels) => runner.skip_look(),
+                    Ok(Woken::ByChannels) => runner.skip_check_of_events(),
                     Ok(Woken::ByRunner) => {}
                     // The runtime shuts down.
                     Err(_) => return,

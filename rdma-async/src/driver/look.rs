@@ -8,7 +8,8 @@ use rdma_safe::{Buffer, PollError, WorkId};
 
 use super::connections::{Connections, find};
 use super::member::Ended;
-use super::state::{State, not_posted};
+use super::run::BATCHES;
+use super::state::{BATCH, State, not_posted};
 use crate::connection::Inner;
 use crate::core::Slot;
 use crate::effects::Effects;
@@ -21,22 +22,20 @@ use crate::{Failed, Request, Sharing};
 /// else is in flight. So looks become rare while they find nothing.
 #[derive(Debug)]
 pub(crate) struct Looks {
-    /// If it is positive, so many of the next operations look. If it is `-n`, the next `n` and the one after them do not.
-    /// [`NEVER`] if none does.
+    /// If it is positive, so many of the next operations look. If it is `-n`, the next `n + 1` do not. [`NEVER`] if none does.
     next: AtomicI32,
 }
 
-/// What decides how many operations do not look after a look that has found nothing. The lock of the queue protects it.
+/// What looks have found so far. The lock of the queue protects it.
 #[derive(Debug, Default)]
 pub(super) struct Misses {
-    /// So many, and one more.
+    /// After the last miss, `pause + 1` operations do not look.
     pause: i32,
-    /// [`Counts::found`](super::connections::Counts) at that look.
+    /// [`Counts::found`](super::connections::Counts) at the last miss.
     found: u64,
 }
 
-/// Most looks in a row. Then one operation waits for the driver, so that tasks yield. Tokio lets a task complete as many operations
-/// in a row.
+/// Most looks in a row. Then one operation waits for the driver, so that tasks yield. Tokio's limit is the same.
 const MOST: i32 = 128;
 
 /// A look that finds nothing is worth it after so many that have found their completion.
@@ -87,14 +86,14 @@ enum Missed<R> {
 /// What a look knows of an operation that is in flight.
 enum Polled {
     Nothing,
-    /// The set keeps a completion of another operation, for which there is no event any more.
-    Other,
+    /// The set keeps a completion, perhaps of this operation's failure. There is no event for it any more.
+    Kept,
     Failed(PollError),
 }
 
 impl<S: Sharing> Inner<S> {
-    /// Posts a transfer if there is room and no other task waits, and looks once for its completion. If it has not completed,
-    /// `step` becomes what it is then: in flight, new or refused.
+    /// Posts a transfer if there is room and no other task waits, and looks once for its completion. Otherwise, `step` says how far
+    /// it is: in flight, new (not posted) or refused.
     ///
     /// Other completions may be in its way. Then it wakes the tasks that wait for them.
     #[inline(always)]
@@ -115,7 +114,7 @@ impl<S: Sharing> Inner<S> {
                     Ok(buffer)
                 }
                 Ok(Transferred::InFlight(id)) => Err(self.in_flight(state, id, Polled::Nothing)),
-                Ok(Transferred::OtherFound(id)) => Err(self.in_flight(state, id, Polled::Other)),
+                Ok(Transferred::Kept(id)) => Err(self.in_flight(state, id, Polled::Kept)),
                 Ok(Transferred::PollFailed(failed)) => {
                     let FailedPoll { id, error } = *failed;
                     Err(self.in_flight(state, id, Polled::Failed(error)))
@@ -148,7 +147,7 @@ impl<S: Sharing> Inner<S> {
         let mut effects: Option<Box<Effects>> = None;
         match polled {
             Polled::Nothing => {}
-            Polled::Other => _ = state.sweep(effects.get_or_insert_default()),
+            Polled::Kept => sweep(state, effects.get_or_insert_default()),
             Polled::Failed(error) => _ = state.poll_failed(error, effects.get_or_insert_default()),
         }
         Missed::InFlight(slot, effects)
@@ -162,6 +161,15 @@ impl<S: Sharing> Inner<S> {
             Some(member) => not_posted(member, slots, Slot::NONE, rejected).0,
             None => Failed { error: Ended::of_removed(broken).error(), ..Failed::rejected(rejected) },
         }))
+    }
+}
+
+/// Takes completions as the driver does: it may be one that returns many sends.
+fn sweep<S: Sharing>(state: &mut State<S>, effects: &mut Effects) {
+    for _ in 0..BATCHES {
+        if state.sweep(effects) < BATCH {
+            break;
+        }
     }
 }
 

@@ -254,7 +254,7 @@ impl<S: Sharing> Queue<S> {
     /// Requests an event for the next completion. Returns whether to sleep, and when to look again at the latest.
     pub(crate) fn arm(&self, effects: &mut Effects) -> (bool, Option<Instant>) {
         let armed = S::with(&self.state, |state| {
-            // Those whose last operation has completed since the last look.
+            // Those whose last operation has completed since the last call.
             state.advance_leaving(effects);
             if state.broken.is_some() {
                 // Its connections still have to end.

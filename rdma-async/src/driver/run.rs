@@ -53,13 +53,13 @@ pub enum Turn {
 }
 
 /// A busy driver looks for events of descriptors once in so many turns.
-const LOOK_EVERY: u32 = 64;
+const CHECK_EVENTS_EVERY: u32 = 64;
 
 /// Further sweeps of a turn that spins: about a microsecond.
 const BURST: u32 = 8;
 
 /// Most batches of completions to take in a row from one queue.
-const BATCHES: usize = 8;
+pub(super) const BATCHES: usize = 8;
 
 /// Takes completions from a queue. Returns whether there were any.
 #[inline(always)]
@@ -106,7 +106,7 @@ impl<S: Sharing> Runner<S> {
     #[inline]
     pub fn turn(&mut self) -> Turn {
         self.turns -= 1;
-        if self.turns == 0 && !self.look() {
+        if self.turns == 0 && !self.check_events() {
             return Turn::Stopped;
         }
         if self.sweep() {
@@ -163,8 +163,8 @@ impl<S: Sharing> Runner<S> {
     /// Looks for events of descriptors and for deadlines. Returns whether the driver goes on.
     #[cold]
     #[inline(never)]
-    fn look(&mut self) -> bool {
-        self.turns = LOOK_EVERY;
+    fn check_events(&mut self) -> bool {
+        self.turns = CHECK_EVENTS_EVERY;
         self.count_wake();
         let has_events = std::mem::take(&mut self.slept) || self.wait(Some(Duration::ZERO)).is_ok();
         if !has_events || self.shared.stopped.load(Ordering::Acquire) {
@@ -307,8 +307,8 @@ impl<S: Sharing> Runner<S> {
     }
 
     /// Makes the next turn sweep without a look for events of descriptors: only channels of its queues have woken it.
-    pub(crate) fn skip_look(&mut self) {
-        self.turns = LOOK_EVERY;
+    pub(crate) fn skip_check_of_events(&mut self) {
+        self.turns = CHECK_EVENTS_EVERY;
         self.count_wake();
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct State<S: Sharing> {
     pub(super) connections: Connections<S>,
     /// Connections that this side is closing.
     pub(super) leaving: Vec<EndpointKey>,
-    /// [`Counts::exceeded`] at the last look.
+    /// [`Counts::exceeded`] when connections were last stopped for it.
     pub(super) exceeded_before: u64,
     /// Why no connection of the queue works any more.
     pub(super) broken: Option<Ended>,

@@ -2,7 +2,7 @@
 
 use rdma_safe::endpoint::{Transfer, Transferred};
 use rdma_safe::mr::Pages;
-use rdma_safe::{Access, Buffer, Operation, PostError, WorkId};
+use rdma_safe::{Access, Buffer, Operation, PollError, PostError, WorkId};
 
 use crate::endpoint_sets::{Service, pool};
 use crate::support::{Interfaces, on_each_interface};
@@ -16,11 +16,11 @@ fn in_flight(transferred: Transferred) -> WorkId {
     }
 }
 
-/// The identifier of work in flight. An extended queue has returned another completion.
+/// The identifier of work in flight. From an extended queue, the set keeps a completion.
 #[track_caller]
-fn in_flight_with_another(transferred: Transferred, interfaces: Interfaces) -> WorkId {
+fn in_flight_behind(transferred: Transferred, interfaces: Interfaces) -> WorkId {
     match transferred {
-        Transferred::OtherFound(id) if interfaces.extended_cq => id,
+        Transferred::Kept(id) if interfaces.extended_cq => id,
         Transferred::InFlight(id) if !interfaces.extended_cq => id,
         other => panic!("{other:?}"),
     }
@@ -72,7 +72,7 @@ fn other_completions_are_kept_for_the_next_poll_in_order() {
             service.peers[0].receive(pd.allocate(16).unwrap()).unwrap();
             let key = service.keys[0];
             let transferred = service.set.transfer_and_poll(key, Transfer::Send, pd.allocate(4).unwrap(), 9).unwrap();
-            let id = in_flight_with_another(transferred, interfaces);
+            let id = in_flight_behind(transferred, interfaces);
             assert!(service.set.set_user_data(key, id, number));
         }
         let mut found = (Vec::new(), Vec::new());
@@ -99,13 +99,33 @@ fn work_that_fails_has_its_number() {
         service.peers[0].receive(pd.allocate(2).unwrap()).unwrap();
         let transferred = service.set.transfer_and_poll(key, Transfer::Send, pd.allocate(16).unwrap(), 9).unwrap();
         // The set keeps the completion of the failure.
-        let id = in_flight_with_another(transferred, interfaces);
+        let id = in_flight_behind(transferred, interfaces);
         assert!(service.set.set_user_data(key, id, 50));
         let (_, done) = service.next();
         assert_eq!(done.user_data, 50);
         let failed = done.ok().unwrap_err();
         assert!(failed.0.buffer.is_some());
         assert!(!service.set.set_user_data(key, id, 51), "it was taken");
+    });
+}
+
+#[test]
+fn work_is_in_flight_if_the_poll_fails() {
+    on_each_interface(|fake, interfaces| {
+        if !interfaces.extended_cq {
+            return;
+        }
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces, 1, None);
+        let key = service.keys[0];
+        service.peers[0].receive(pd.allocate(16).unwrap()).unwrap();
+        fake.fail("start_poll", libc::EIO);
+        let transferred = service.set.transfer_and_poll(key, Transfer::Send, pd.allocate(4).unwrap(), 9).unwrap();
+        let Transferred::PollFailed(failed) = transferred else { panic!("{transferred:?}") };
+        assert!(matches!(failed.error, PollError::Provider(_)));
+        assert!(service.set.set_user_data(key, failed.id, 50));
+        fake.heal("start_poll");
+        assert_eq!(service.next().1.user_data, 50);
     });
 }
 

@@ -17,7 +17,7 @@ const MIN_SAMPLE: Duration = Duration::from_micros(200);
 /// Longest average interval of polls of a program that polls all the time.
 ///
 /// A task that handles a packet of short messages polls every 10 µs or so.
-const MAX_POLL_INTERVAL: Duration = Duration::from_micros(15);
+pub(super) const MAX_POLL_INTERVAL: Duration = Duration::from_micros(15);
 
 /// Shortest average interval of waits of a program that polls all the time. Each wait ends the idling.
 const MIN_WAIT_INTERVAL: Duration = Duration::from_micros(200);

@@ -9,6 +9,7 @@ use rdma_sys::IBV_QPS_ERR;
 use super::core::{Core, Sources};
 use super::lock::{Device, Locked};
 use super::observe;
+use super::poll_detector::MAX_POLL_INTERVAL;
 use crate::check;
 use crate::transport::Time;
 
@@ -30,8 +31,11 @@ const IDLE_POLLS_IF_SHARED: u32 = 4;
 /// If a yield takes so long, another program has had the processor. A packet that has come meanwhile may not have needed the yield.
 const LONG_YIELD: Duration = Duration::from_micros(100);
 
-/// A yield counts as a poll for each such part of it, because the thread could not poll meanwhile, and polls again right after it.
-const YIELD_OF_A_POLL: Duration = Duration::from_micros(8);
+/// This part of a yield counts as one poll: the thread could not poll meanwhile, and usually polls again next. It is less than
+/// [`MAX_POLL_INTERVAL`], so a program that only polls and yields counts as polling all the time.
+const YIELD_PER_POLL: Duration = Duration::from_micros(8);
+
+const _: () = assert!(YIELD_PER_POLL.as_nanos() < MAX_POLL_INTERVAL.as_nanos());
 
 /// A poll that reads a UDP socket takes a system call, and counts as this many of [`IDLE_POLLS`].
 const UDP_WEIGHT: u32 = 8;
@@ -54,7 +58,7 @@ pub fn packets_of_thread() -> u32 {
 /// Statistics of the program's polls.
 #[derive(Debug, Default)]
 pub(super) struct Polling {
-    /// Polls, approximately. The server stays idle while the program polls all the time.
+    /// Polls, and what counts as polls, approximately. The server stays idle while the program polls all the time.
     count: AtomicU32,
     /// See [`Device::sweeps`]. Written with the device locked.
     sweeps: AtomicU32,
@@ -113,14 +117,14 @@ impl Polling {
         self.record_yield(LONG_YIELD);
     }
 
-    /// Records a yield, which took so long.
+    /// Records a yield and how long it took.
     fn record_yield(&self, took: Duration) {
         let was_long = took >= LONG_YIELD;
         self.has_yielded.store(!was_long, Ordering::Relaxed);
         if was_long {
             self.is_shared.store(false, Ordering::Relaxed);
         } else {
-            self.count_polls((took.as_nanos() / YIELD_OF_A_POLL.as_nanos()) as u32);
+            self.count_polls((took.as_nanos() / YIELD_PER_POLL.as_nanos()) as u32);
         }
     }
 
@@ -302,7 +306,7 @@ mod tests {
     #[test]
     fn a_yield_counts_as_polls_unless_another_program_has_had_the_processor() {
         let polling = Polling::default();
-        for (took, polls) in [(YIELD_OF_A_POLL / 2, 0), (5 * YIELD_OF_A_POLL, 5), (LONG_YIELD, 5)] {
+        for (took, polls) in [(YIELD_PER_POLL / 2, 0), (5 * YIELD_PER_POLL, 5), (LONG_YIELD, 5)] {
             polling.record_yield(took);
             assert_eq!(polling.count.load(Ordering::Relaxed), polls);
         }

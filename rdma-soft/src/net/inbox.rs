@@ -66,7 +66,7 @@ pub(crate) struct Inbox {
 #[derive(Debug)]
 struct Request {
     messages: usize,
-    /// Whether the last call has received any.
+    /// Whether the last call, for any socket, has received some.
     has_received: bool,
 }
 
@@ -75,7 +75,8 @@ impl Request {
 
     /// Notes how many messages a call has received.
     fn note(&mut self, received: usize) {
-        let had_received = std::mem::replace(&mut self.has_received, received != 0);
+        let had_received = mem::replace(&mut self.has_received, received != 0);
+        // After an empty call, a full one may have taken all. After another one, more messages are probably waiting.
         if received == self.messages && had_received {
             self.messages = MESSAGES.min(4 * received);
         } else if received != 0 {

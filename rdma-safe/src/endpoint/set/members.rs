@@ -24,7 +24,7 @@ pub(super) struct Members {
     by_qp_num: QpNumbers,
     /// Slots whose endpoints have work to hand out, each once. Has capacity for all slots.
     ready: VecDeque<u32>,
-    /// Receives of pools that completed while an endpoint was removed, and messages beyond a share.
+    /// Receives of pools after which another completion was recorded, and messages beyond a share.
     deferred: VecDeque<(EndpointKey, Completion)>,
     removal: Option<Removal>,
     pub(super) leftovers: Leftovers,

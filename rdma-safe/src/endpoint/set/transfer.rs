@@ -14,9 +14,9 @@ pub enum Transferred {
     Completed(Buffer),
     /// The work is in flight.
     InFlight(WorkId),
-    /// The work is in flight, and a completion of other work was found. The next poll returns it, and the queue raises no event for
-    /// it any more.
-    OtherFound(WorkId),
+    /// The work has not succeeded yet, or has failed. The set keeps a completion: of other work, or of this failure. The queue
+    /// raises no event for it any more, so poll the set.
+    Kept(WorkId),
     /// The work is in flight, and the poll has failed.
     PollFailed(Box<FailedPoll>),
 }
@@ -26,16 +26,16 @@ pub enum Transferred {
 pub struct FailedPoll {
     /// The work.
     pub id: WorkId,
-    /// The error, as of [`EndpointSet::poll`].
+    /// The error that [`EndpointSet::poll`] would return.
     pub error: PollError,
 }
 
 impl EndpointSet {
     /// Sends, writes or reads one buffer, and looks once whether that has completed.
     ///
-    /// That costs less than [`transfer`](crate::endpoint::EndpointMut::transfer) and [`poll`](Self::poll). It hands out no other
-    /// work and checks no peers, so the set has to be polled as well. A set with a classic queue, with timestamps or with receive
-    /// shares posts without a look, and so does one with a handshake in progress.
+    /// It costs less than [`transfer`](crate::endpoint::EndpointMut::transfer) followed by [`poll`](Self::poll). It hands out no
+    /// other work and checks no peers, so the set has to be polled as well. A set with a classic queue, with timestamps or with
+    /// receive shares posts without a look, and so does one with a handshake in progress.
     ///
     /// ```no_run
     /// use rdma_safe::endpoint::{Transfer, Transferred};
@@ -47,7 +47,7 @@ impl EndpointSet {
     ///     match clients.transfer_and_poll(key, Transfer::Write(place), record, 7)? {
     ///         Transferred::Completed(record) => Ok(Some(record)),
     ///         // A poll returns it, with the user data 7.
-    ///         Transferred::InFlight(_) | Transferred::OtherFound(_) => Ok(None),
+    ///         Transferred::InFlight(_) | Transferred::Kept(_) => Ok(None),
     ///         Transferred::PollFailed(failed) => Err(failed.error.into()),
     ///     }
     /// }
@@ -70,19 +70,15 @@ impl EndpointSet {
         }
         let EndpointSet { members, unchecked, cq, .. } = self;
         let Some(poster) = members.find(key) else { return Err(no_such_endpoint(buffer)) };
-        let id = match poster.transfer(transfer, buffer, user_data) {
-            Ok(id) => id,
-            Err(rejected) => {
-                if !poster.gates.poll {
-                    *unchecked = Some(key.index);
-                }
-                return Err(boxed(rejected));
-            }
-        };
+        let posted = poster.transfer(transfer, buffer, user_data);
         if !poster.gates.poll {
             *unchecked = Some(key.index);
-            return Ok(Transferred::InFlight(id));
+            return posted.map(Transferred::InFlight).map_err(boxed);
         }
+        let id = match posted {
+            Ok(id) => id,
+            Err(rejected) => return Err(boxed(rejected)),
+        };
         // SAFETY: as in `poll`: a queue that can take several is extended, each poll of it is ended, and no queue pair is modified
         // or destroyed during this one, since no endpoint of such a set has a share. It moves one buffer, and drops none.
         let open = match unsafe { cq.start_poll() } {
@@ -104,12 +100,13 @@ impl EndpointSet {
             }
         }
         match self.record_next(id, open) {
-            None => Ok(Transferred::OtherFound(id)),
+            None => Ok(Transferred::Kept(id)),
             Some(failed) => Ok(Transferred::PollFailed(failed)),
         }
     }
 
-    /// Changes the number that the completion of work returns. Returns whether it is still to be taken.
+    /// Changes the number that the completion of a send, write, read or atomic operation returns. Returns whether that is still to
+    /// be taken.
     ///
     /// For work that needs a number only if [`transfer_and_poll`](Self::transfer_and_poll) has not found it completed.
     pub fn set_user_data(&mut self, key: EndpointKey, id: WorkId, user_data: u32) -> bool {
