@@ -47,7 +47,7 @@ pub struct OwnedOperation<S: Sharing, R: Request> {
 
 /// How far an operation is.
 struct Progress<R> {
-    /// `drop` handles what is left. A step is taken before another one is assigned, so an assignment need not drop it.
+    /// `drop` handles what is left. Each step is taken before the next one is stored, so storing one drops nothing.
     step: ManuallyDrop<Step<R>>,
 }
 

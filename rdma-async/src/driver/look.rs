@@ -1,4 +1,4 @@
-//! A task that looks for the completion of its own operation, right after it has posted it.
+//! A task polls for the completion of its own operation, right after it has posted it.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::task::Waker;
@@ -8,7 +8,6 @@ use rdma_safe::{Buffer, PollError, WorkId};
 
 use super::connections::{Connections, find};
 use super::member::Ended;
-use super::run::BATCHES;
 use super::state::{BATCH, State, not_posted};
 use crate::connection::Inner;
 use crate::core::Slot;
@@ -26,7 +25,7 @@ pub(crate) struct Looks {
     next: AtomicI32,
 }
 
-/// What looks have found so far. The lock of the queue protects it.
+/// What decides how often looks pause. The lock of the queue protects it.
 #[derive(Debug, Default)]
 pub(super) struct Misses {
     /// After the last miss, `pause + 1` operations do not look.
@@ -83,10 +82,10 @@ enum Missed<R> {
     InFlight(Slot, Option<Box<Effects>>),
 }
 
-/// What a look knows of an operation that is in flight.
+/// What the poll for an operation in flight has found.
 enum Polled {
     Nothing,
-    /// The set keeps a completion, perhaps of this operation's failure. There is no event for it any more.
+    /// A completion, which the set keeps. It may be that of this operation's failure. There is no event for it any more.
     Kept,
     Failed(PollError),
 }
@@ -147,7 +146,12 @@ impl<S: Sharing> Inner<S> {
         let mut effects: Option<Box<Effects>> = None;
         match polled {
             Polled::Nothing => {}
-            Polled::Kept => sweep(state, effects.get_or_insert_default()),
+            Polled::Kept => {
+                if state.sweep(effects.get_or_insert_default()) == BATCH {
+                    // The set may keep more, as one completion can return many sends.
+                    self.queue.events.poller.wake();
+                }
+            }
             Polled::Failed(error) => _ = state.poll_failed(error, effects.get_or_insert_default()),
         }
         Missed::InFlight(slot, effects)
@@ -161,15 +165,6 @@ impl<S: Sharing> Inner<S> {
             Some(member) => not_posted(member, slots, Slot::NONE, rejected).0,
             None => Failed { error: Ended::of_removed(broken).error(), ..Failed::rejected(rejected) },
         }))
-    }
-}
-
-/// Takes completions as the driver does: it may be one that returns many sends.
-fn sweep<S: Sharing>(state: &mut State<S>, effects: &mut Effects) {
-    for _ in 0..BATCHES {
-        if state.sweep(effects) < BATCH {
-            break;
-        }
     }
 }
 

@@ -59,7 +59,7 @@ const CHECK_EVENTS_EVERY: u32 = 64;
 const BURST: u32 = 8;
 
 /// Most batches of completions to take in a row from one queue.
-pub(super) const BATCHES: usize = 8;
+const BATCHES: usize = 8;
 
 /// Takes completions from a queue. Returns whether there were any.
 #[inline(always)]

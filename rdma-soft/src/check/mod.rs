@@ -104,7 +104,7 @@ impl Drop for Inside {
     }
 }
 
-/// A wait that might still end by itself is reported after this time.
+/// The checker reports a wait after this time, if it can still end by itself.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Notes that the program is about to unmap or remap memory.

@@ -79,8 +79,8 @@ impl EndpointSet {
             Ok(id) => id,
             Err(rejected) => return Err(boxed(rejected)),
         };
-        // SAFETY: as in `poll`: a queue that can take several is extended, each poll of it is ended, and no queue pair is modified
-        // or destroyed during this one, since no endpoint of such a set has a share. It moves one buffer, and drops none.
+        // SAFETY: the queue is extended, because `looks` implies `takes_several`. Each poll of it is ended: see `poll`. The poll
+        // below drops no buffer and runs no code of the user, and it modifies and destroys no queue pair.
         let open = match unsafe { cq.start_poll() } {
             Ok(Some(open)) => open,
             Ok(None) => return Ok(Transferred::InFlight(id)),
