@@ -225,8 +225,7 @@ impl Core {
         self.send_now(now, false);
     }
 
-    /// Like [`Core::send`]. With `may_delay`, an ACK that is likely to get a reply waits for it, for a limited time. If posts have
-    /// waited, each queue pair has a turn for its requests first.
+    /// Like [`Core::send`]. With `may_delay`, an ACK that is likely to get a reply waits for it, for a limited time.
     pub(super) fn send_now(&mut self, now: Time, may_delay: bool) {
         let may_delay = may_delay && self.state.ack_deadline.is_none_or(|at| now < at);
         if !may_delay {
@@ -251,14 +250,7 @@ impl Core {
             }
             is_blocked
         });
-        if self.deferral.end() && self.state.ready.len() > 1 {
-            // Packets of one length share a message to the kernel, so the ACKs follow all requests.
-            for at in 0..self.state.ready.len() {
-                if let Some(number) = self.state.ready.get(at) {
-                    self.turn(*number, now, Answers::Leave);
-                }
-            }
-        }
+        self.deferral.end();
         let answers = if may_delay { Answers::DelayAcks } else { Answers::Send };
         for _ in 0..self.state.ready.len() {
             let Some(number) = self.state.ready.pop_front() else { break };
@@ -313,9 +305,7 @@ impl Core {
             }
             match qp.transmit(now, answers, shared) {
                 None => {
-                    if answers != Answers::Leave {
-                        qp.update_state(shared);
-                    }
+                    qp.update_state(shared);
                     is_left = false;
                     break;
                 }
@@ -328,7 +318,7 @@ impl Core {
                 }
             }
         }
-        if answers != Answers::Leave && qp.ack_delay.is_waiting() {
+        if qp.ack_delay.is_waiting() {
             state.delay_ack(number, now);
         }
         for Loopback { from, group, datagram } in loopback {

@@ -70,8 +70,6 @@ pub(crate) enum Answers {
     Send,
     /// Like [`Answers::Send`], but an ACK [may wait](AckDelay::is_waiting).
     DelayAcks,
-    /// It leaves them for another turn. One that has refused a request sends its NAK.
-    Leave,
 }
 
 /// A packet that a queue pair sends.
@@ -256,8 +254,6 @@ impl Qp {
     }
 
     /// Returns the next packet. `None` if there is none at the moment, or if the queue pair has failed.
-    ///
-    /// Answers may be left for a later call.
     pub(crate) fn transmit(&mut self, now: Time, answers: Answers, shared: &mut Shared) -> Option<Sending> {
         if let Err(status) = self.stage(shared) {
             // All earlier work has completed, so the failed work is the oldest.
@@ -273,9 +269,6 @@ impl Qp {
             if let Some(request) = request {
                 self.ack_delay.request_sent(now, responder.owes_ack());
                 return Some(Sending::Packet(Transport::Rc, request));
-            }
-            if answers == Answers::Leave {
-                return None;
             }
             if responder.owes_ack() {
                 if answers == Answers::DelayAcks && responder.was_asked_once() && self.ack_delay.begin() {

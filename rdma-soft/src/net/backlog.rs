@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::iter::once;
 
 use super::To;
-use super::batch::path;
+use super::batch::{path, renumber};
 use super::mmsg::{MESSAGES, SendMessages};
 use super::socket::Link;
-use crate::wire::{ICRC, IcrcSeed, UDP_PORT};
+use crate::wire::{IcrcSeed, UDP_PORT};
 
 /// Maximum bytes in the backlog. Further messages are dropped.
 const MAX_BYTES: usize = 16 << 20;
@@ -55,11 +56,11 @@ impl Backlog {
     pub(super) fn send(&mut self, buffers: &mut SendMessages, link: &impl Link) -> bool {
         while !self.is_empty() {
             let count = self.messages.len().min(MESSAGES);
-            for (at, message) in self.messages.iter().take(count).enumerate() {
-                buffers.set(at, (message.to, link.interface()), &message.bytes, message.segment);
+            for message in self.messages.iter().take(count) {
+                buffers.add((message.to, link.interface()), once(&*message.bytes), message.segment);
             }
             // SAFETY: the backlog owns the bytes, and keeps them during the call.
-            match unsafe { buffers.send(count, link) } {
+            match unsafe { buffers.send(link) } {
                 Ok(sent) => (0..sent).for_each(|_| drop(self.pop())),
                 Err(error) if !self.handle_error(&error, link) => return false,
                 Err(_) => {}
@@ -93,11 +94,9 @@ impl Backlog {
         let Some(path) = path(link.address(), UDP_PORT, message.to.address) else { return };
         let seed = IcrcSeed::new(&path);
         for packet in message.bytes.chunks(message.segment).rev() {
-            // The identification of each packet was its index in the message. It becomes zero, so the CRC changes.
-            let Some((content, _)) = packet.split_last_chunk::<ICRC>() else { continue };
-            let mut icrc = seed.begin(0, packet.len());
-            icrc.headers(content);
-            let bytes: Vec<u8> = content.iter().copied().chain(icrc.finish()).collect();
+            // The identification of each packet was its index in the message. It becomes zero.
+            let mut bytes = packet.to_vec();
+            renumber(&mut bytes, &seed, 0);
             self.bytes += bytes.len();
             self.messages.push_front(Message { to: message.to, segment: bytes.len(), bytes });
         }

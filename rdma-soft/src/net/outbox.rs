@@ -90,7 +90,7 @@ impl Outbox {
             unsafe { self.shm_senders.push(to, headers, payload, now) };
             return;
         }
-        let use_gso = socket.supports_gso() && !self.backlog.lacks_gso;
+        let use_gso = self.uses_gso(socket);
         // SAFETY: the caller's promise.
         let is_full = unsafe { !self.batch.push(socket, to, headers, payload, use_gso) };
         if is_full {
@@ -98,6 +98,11 @@ impl Outbox {
             // SAFETY: the caller's promise.
             unsafe { self.batch.push(socket, to, headers, payload, use_gso) };
         }
+    }
+
+    /// Whether the kernel divides messages into packets.
+    fn uses_gso(&self, socket: &impl Link) -> bool {
+        socket.supports_gso() && !self.backlog.lacks_gso
     }
 
     /// Whether [`flush`](Outbox::flush) would do nothing.
@@ -121,8 +126,9 @@ impl Outbox {
         self.shm_senders.close_idle(socket, now);
         let was_blocked = !self.backlog.send(&mut self.buffers, socket);
         if !self.batch.is_empty() {
+            let use_gso = self.uses_gso(socket);
             let Outbox { batch, backlog, buffers, .. } = self;
-            batch.send(buffers, socket, backlog);
+            batch.send(buffers, socket, backlog, use_gso);
             // An error of the first message may concern only that message. Try the others once.
             if !was_blocked {
                 self.backlog.send(&mut self.buffers, socket);

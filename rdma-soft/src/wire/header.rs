@@ -124,6 +124,14 @@ fn base(from: &mut Reader<'_>) -> Option<(u8, u8, u16)> {
     Some((from.u8()?, from.u8()?, from.u16()?))
 }
 
+/// The destination queue pair of a packet that starts with these headers. `None` if its transport has no connections.
+#[must_use]
+pub fn connected_qp(headers: &[u8]) -> Option<u32> {
+    let [opcode, _, _, _, _, qp @ .., _, _, _, _] = headers.first_chunk::<12>()?;
+    let [high, middle, low] = *qp;
+    Transport::has_connections(*opcode).then(|| u32::from_be_bytes([0, high, middle, low]))
+}
+
 impl Header {
     /// Encodes the headers before a payload of that many bytes.
     ///

@@ -15,7 +15,7 @@ mod psn;
 mod syndrome;
 
 pub use data::Data;
-pub use header::{Encoded, Header, Malformed, Packet};
+pub use header::{Encoded, Header, Malformed, Packet, connected_qp};
 pub use icrc::{ICRC, Icrc, IcrcSeed, Path};
 pub use opcode::{Atomic, Operation, RemoteRange, Trailer, Transport};
 pub use psn::Psn;

@@ -109,6 +109,11 @@ impl Transport {
         }
     }
 
+    /// Whether the transport service of an opcode has connections.
+    pub(super) fn has_connections(opcode: u8) -> bool {
+        matches!(opcode & 0xe0, RC | UC)
+    }
+
     pub(super) fn parse(opcode: u8, from: &mut Reader<'_>) -> Result<Transport, Malformed> {
         match opcode & 0xe0 {
             RC => Ok(Transport::Rc),

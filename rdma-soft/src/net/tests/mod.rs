@@ -1,3 +1,4 @@
+mod batch;
 mod directory;
 mod directory_hostile;
 mod directory_peers;
