@@ -160,12 +160,15 @@ impl Batch {
         let last = end.saturating_sub(1);
         let group = qp.map(|qp| qp as usize % GROUPS);
         let after = group.map_or(last, |group| usize::from(self.last_of_group[group]).max(self.barrier));
-        let mut candidates = self.messages.iter().enumerate().skip(after).rev();
-        let found = candidates.find(|(_, message)| use_gso && message.continues(to, len)).map(|(at, _)| at);
         let start = self.bytes.len();
-        if found != Some(last) && start >= BATCH_BYTES {
+        let found = if start < BATCH_BYTES {
+            let mut candidates = self.messages.iter().enumerate().skip(after).rev();
+            candidates.find(|(_, message)| use_gso && message.continues(to, len)).map(|(at, _)| at)
+        } else if use_gso && self.messages.last()?.ends(to, len) {
+            Some(last)
+        } else {
             return None;
-        }
+        };
         let (at, has_room) = match found {
             Some(at) => (at, self.extend(at, start..start + len)),
             None => (end, self.open(to, len, after)),

@@ -68,6 +68,16 @@ fn a_packet_whose_length_no_other_has_follows_longer_ones() {
 }
 
 #[test]
+fn a_short_packet_ends_the_last_message_of_a_full_batch() {
+    const MOST: usize = 65_507 / (12 + 1024 + 4);
+    let long = [Sent { qp: 1, len: LONG, is_datagram: false }; MOST + 2];
+    let short = [Sent { qp: 1, len: 40, is_datagram: false }; 2];
+    let link = Recorder::default();
+    sent_by(&link, &[&long[..], &short].concat());
+    assert_eq!(link.segments(), [MOST, 3, 1]);
+}
+
+#[test]
 fn packets_for_a_queue_pair_keep_their_order_and_datagrams_their_place() {
     let mut random = Random(22);
     for round in 0..if cfg!(miri) { 3 } else { 300 } {
