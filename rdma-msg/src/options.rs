@@ -22,9 +22,8 @@ pub(crate) struct Options {
     pub(crate) shared: Option<SharedReceives>,
 }
 
-/// Default length of packets in bytes. Over UDP, soft0 sends one by a single system call: it becomes 15 packets of 4 KiB on the
-/// network, the most that the kernel divides a datagram into.
-const PACKET: u32 = 60 << 10;
+/// Default length of the longest packets in bytes: a block of the pool. A message of 64 KiB fits into it.
+const PACKET: u32 = 80 << 10;
 
 impl Default for Options {
     fn default() -> Self {
@@ -46,9 +45,10 @@ impl Default for Options {
 /// The methods that set them, for connectors and listeners.
 macro_rules! setters {
     () => {
-        /// The longest packet in bytes, 512 to 1 MiB; 60 KiB by default. A connection uses the smaller value of its two ends.
+        /// The longest packet in bytes, 512 to 1 MiB; 80 KiB by default. A connection uses the smaller value of its two ends.
         ///
-        /// Longer messages that are sent in packets are divided, and copied once at the receiver.
+        /// Longer messages that are sent in packets are divided, and copied once at the receiver. While messages follow each other,
+        /// their packets have at most a multiple of 60 KiB, the length that soft0 sends best.
         ///
         /// Longer packets take more memory, and less work for each byte.
         pub fn packet_size(mut self, bytes: usize) -> Self {

@@ -505,6 +505,7 @@ impl Engine {
                 }
                 self.grow();
                 self.counts.statistics.packets_received += 1;
+                self.outgoing.is_answered = true;
                 self.incoming.push(packet);
             }
             Class::Space => {

@@ -14,7 +14,7 @@ use rdma_async::{OwnedOperation, SendOne, Threads};
 use rdma_pool::Budget;
 use rdma_safe::{Buffer, ReadableRegion};
 
-use super::open::{Open, part_len};
+use super::open::{Open, full_len, part_len};
 use super::{Engine, Reserved};
 use crate::error::Error;
 use crate::flow::Counts;
@@ -33,13 +33,17 @@ const MIN_PART: usize = 64;
 
 /// The sending half.
 pub(super) struct Outgoing {
-    /// Length of a full packet in bytes.
+    /// Length of the longest packet in bytes.
     packet: usize,
+    /// Length of a packet that is full, unless it was [extended](Open::extend).
+    full: usize,
     /// Longest message that the peer accepts, in bytes.
     pub(super) max_message: usize,
     pub(super) open: Option<Open>,
     /// Whether the packet before the open one was full.
     follows_full: bool,
+    /// Whether the peer has sent data since this end did. It probably waits for the next packet.
+    pub(super) is_answered: bool,
     /// Whether the open packet is to be sent with more packets in flight than usual.
     is_urgent: bool,
     /// Packets in flight from which on also an urgent packet waits.
@@ -93,11 +97,14 @@ pub(crate) struct Progress {
 
 impl Outgoing {
     pub(super) fn new([own, peer]: [&Hello; 2], sends: u32, reserved: Reserved) -> Self {
+        let packet = own.packet.min(peer.packet) as usize;
         Outgoing {
-            packet: own.packet.min(peer.packet) as usize,
+            packet,
+            full: full_len(packet),
             max_message: usize::try_from(peer.message).unwrap_or(usize::MAX),
             open: None,
             follows_full: false,
+            is_answered: true,
             is_urgent: false,
             // A reader task may wait again and again. So half of the send queue stays free for full packets.
             few_if_urgent: FEW.max(sends / 2),
@@ -206,7 +213,7 @@ impl Outgoing {
     /// Space in the open packet in bytes. `None` if there is no buffer for a packet.
     fn space(&mut self, pool: &rdma_pool::Pool) -> Option<usize> {
         if self.open.is_none() {
-            self.open = Some(Open::new(self.new_packet(pool)?, self.packet)?);
+            self.open = Some(Open::new(self.new_packet(pool)?, self.packet, self.full)?);
         }
         self.open.as_ref().map(Open::space)
     }
@@ -228,14 +235,17 @@ impl Engine {
     ///
     /// The caller must be the first in line.
     pub(crate) fn try_send(&mut self, payload: &Payload<'_>, progress: &mut Progress) -> Result<Option<()>, Error> {
-        let (len, capacity) = (payload.len(), self.outgoing.packet - HEADER);
+        let (len, capacity) = (payload.len(), self.outgoing.full - HEADER);
         self.check_message(len)?;
         if !self.place_cancellation() {
             return Ok(None);
         }
-        let is_long = frame_len(len) > capacity;
+        let mut is_long = frame_len(len) > capacity;
         loop {
-            let Some(space) = self.space() else { return Ok(None) };
+            let Some(mut space) = self.space() else { return Ok(None) };
+            if is_long && !progress.has_begun && self.extend_open(len) {
+                (is_long, space) = (false, frame_len(len));
+            }
             let needed = match (is_long, progress.has_begun) {
                 (false, _) => frame_len(len),
                 (true, false) => frame_len(LONG),
@@ -276,11 +286,18 @@ impl Engine {
     }
 
     /// Length of the next part, if `left` bytes are still to be sent and the open packet has `space`: [`part_len`].
-    ///
-    /// If a packet is on its way, the peer has enough to do. Without credit, nothing would be sent sooner.
     fn part_len(&self, left: usize, space: usize) -> usize {
-        let may_divide = self.flow.data_in_flight() == 0 && self.flow.room() != 0;
-        part_len(left, self.outgoing.packet - space, self.outgoing.packet, may_divide)
+        part_len(left, self.outgoing.full - space, self.outgoing.full, self.sends_at_once())
+    }
+
+    /// Extends the open packet for a message of `len` bytes that can be sent at once. Returns whether the packet has space for it.
+    fn extend_open(&mut self, len: usize) -> bool {
+        self.sends_at_once() && self.outgoing.open.as_mut().is_some_and(|open| open.extend(len))
+    }
+
+    /// Whether the next packet can be sent at once, and the peer has nothing else to do.
+    fn sends_at_once(&self) -> bool {
+        (self.flow.data_in_flight() == 0 || self.outgoing.is_answered) && self.flow.room() != 0
     }
 
     /// Offers the memory of a message for the peer to read. `None` if there is no room.
@@ -339,7 +356,9 @@ impl Engine {
                 }
                 continue;
             }
-            let len = self.part_len(payload.len() - written, space);
+            let left = payload.len() - written;
+            let is_extended = FRAME + left > space && self.extend_open(left);
+            let len = if is_extended { left } else { self.part_len(left, space) };
             self.outgoing.add(Kind::Whole, len, |target| payload.copy(written, target));
             written += len;
             self.counts.statistics.messages_sent += 1;
@@ -521,7 +540,7 @@ impl Engine {
         let Some(counts) = self.credit() else { return false };
         let Some(open) = mem::take(&mut self.outgoing.open) else { return false };
         (self.outgoing.follows_full, self.outgoing.is_urgent) = (open.space() <= FRAME, false);
-        let Open { buffer, used, messages } = open;
+        let Open { buffer, used, messages, .. } = open;
         self.counts.statistics.packets_sent += 1;
         self.has_new_room = true;
         self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);
@@ -542,6 +561,7 @@ impl Engine {
 
     pub(super) fn post(&mut self, mut buffer: Buffer, len: usize, class: Class, counts: Counts, messages: u32) {
         self.counts.posted += 1;
+        self.outgoing.is_answered &= class != Class::Data;
         buffer[..HEADER].copy_from_slice(&wire::header(class, counts));
         // A packet is never longer than its buffer.
         let _ = buffer.set_len(len);

@@ -31,8 +31,11 @@ pub(crate) async fn default_pair() -> [Channel; 2] {
     pair(|connector| connector, |listener| listener).await
 }
 
-/// The longest message in a packet of the default size.
+/// The longest message that shares a packet, by default.
 pub(crate) const PACKET: usize = (60 << 10) - 16 - 8;
+
+/// The longest message that has a packet of its own, by default.
+pub(crate) const LONGEST_PACKET: usize = (80 << 10) - 16 - 8;
 
 /// Bytes of which each differs from its neighbours.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
