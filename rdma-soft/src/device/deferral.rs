@@ -202,6 +202,7 @@ mod tests {
                 packet[0]
             })
             .collect();
+        // The batch has grouped them. Each queue pair has posted one of both.
         assert_eq!(opcodes, [SEND_ONLY, SEND_ONLY, ACKNOWLEDGE, ACKNOWLEDGE]);
     }
 

@@ -264,8 +264,8 @@ impl Qp {
         let is_sending = self.state == IBV_QPS_RTS || is_drained;
         if let Machine::Reliable { responder, requester } = &mut self.machine {
             let request = requester.as_mut().filter(|_| is_sending).and_then(|requester| requester.transmit(now));
-            // An ACK that is due follows. If this is the only queue pair that sends, it shares the request's message to the
-            // kernel: the last packet of a message may be shorter than the others, and an ACK is never longer than a request.
+            // An ACK that is due follows, by the same system call. If this is the only queue pair that sends, it often shares the
+            // request's message to the kernel, because an ACK is never longer than a request.
             if let Some(request) = request {
                 self.ack_delay.request_sent(now, responder.owes_ack());
                 return Some(Sending::Packet(Transport::Rc, request));

@@ -490,7 +490,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn many_received_packets_count_as_polls_and_for_the_thread_that_polls() {
         const COUNT: u32 = 20;
-        let before = packets_of_thread();
+        let at_first = packets_of_thread();
         // This device has no server thread.
         let device = Device::new().unwrap();
         let (mut core, now) = (device.lock(), device.now());
@@ -511,7 +511,7 @@ mod tests {
             expected += 1 + (received() - before) / PACKETS;
         }
         assert_eq!(device.polls(), expected);
-        assert_eq!(packets_of_thread().wrapping_sub(before), COUNT);
+        assert_eq!(packets_of_thread().wrapping_sub(at_first), COUNT);
     }
 
     #[test]

@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::iter::once;
 
 use super::To;
-use super::batch::{path, renumber};
+use super::batch::{path, recompute_icrc};
 use super::mmsg::{MESSAGES, SendMessages};
 use super::socket::Link;
 use crate::wire::{IcrcSeed, UDP_PORT};
@@ -56,11 +55,11 @@ impl Backlog {
     pub(super) fn send(&mut self, buffers: &mut SendMessages, link: &impl Link) -> bool {
         while !self.is_empty() {
             let count = self.messages.len().min(MESSAGES);
-            for message in self.messages.iter().take(count) {
-                buffers.add((message.to, link.interface()), once(&*message.bytes), message.segment);
+            for (at, message) in self.messages.iter().take(count).enumerate() {
+                buffers.set(at, (message.to, link.interface()), &message.bytes, message.segment);
             }
             // SAFETY: the backlog owns the bytes, and keeps them during the call.
-            match unsafe { buffers.send(link) } {
+            match unsafe { buffers.send(count, link) } {
                 Ok(sent) => (0..sent).for_each(|_| drop(self.pop())),
                 Err(error) if !self.handle_error(&error, link) => return false,
                 Err(_) => {}
@@ -96,7 +95,7 @@ impl Backlog {
         for packet in message.bytes.chunks(message.segment).rev() {
             // The identification of each packet was its index in the message. It becomes zero.
             let mut bytes = packet.to_vec();
-            renumber(&mut bytes, &seed, 0);
+            recompute_icrc(&mut bytes, &seed, 0);
             self.bytes += bytes.len();
             self.messages.push_front(Message { to: message.to, segment: bytes.len(), bytes });
         }

@@ -1,8 +1,6 @@
 //! Packets collected into messages for `sendmmsg(2)`.
 
-use std::iter::successors;
 use std::net::IpAddr;
-use std::ops::Range;
 
 use super::backlog::Backlog;
 use super::mmsg::{MESSAGES, SendMessages};
@@ -16,34 +14,26 @@ const MAX_SEGMENTS: usize = 64;
 /// Bytes after which the batch is sent. They are still in the cache, and the peer can start with them.
 pub(super) const BATCH_BYTES: usize = 64 << 10;
 
-/// Most runs of a batch.
-pub(super) const MOST_RUNS: usize = 256;
-
-/// Groups of queue pairs, by the last bits of their numbers. Packets for a group keep their order.
-const GROUPS: usize = 256;
-
 /// Messages in the order in which they are sent.
 ///
 /// The packets of a message have one length; only the last one may be shorter. So packets of one length for several queue pairs of
 /// a peer share a message, and overtake packets of other lengths. Packets for one queue pair keep their order. Nothing overtakes a
 /// datagram, or is overtaken by one, since connection management uses datagrams.
 pub(super) struct Batch {
-    /// Bytes of all packets, in the order in which they were added. The capacity suffices for a full batch.
-    bytes: Vec<u8>,
+    /// Those in use, and then spare ones, which keep their memory.
     messages: Vec<Message>,
-    runs: Vec<Run>,
-    /// For each group, the message with its last packet.
-    last_of_group: Box<[u8; GROUPS]>,
-    /// The message with the last datagram.
-    barrier: usize,
-    seeds: Seeds,
+    /// Messages in use.
+    count: usize,
+    /// Bytes of all packets.
+    bytes: usize,
+    seed: SeedCache,
 }
 
 /// The path of the last packet, with its CRC seed.
 #[derive(Default)]
-struct Seeds(Option<(Path, IcrcSeed)>);
+struct SeedCache(Option<(Path, IcrcSeed)>);
 
-impl Seeds {
+impl SeedCache {
     fn of(&mut self, path: Path) -> IcrcSeed {
         match &self.0 {
             Some((last, seed)) if *last == path => *seed,
@@ -84,49 +74,38 @@ impl Segments {
     }
 }
 
-/// A message of the batch. It has no packets if its only one was moved.
+/// A message of the batch. It is empty if its only packet was moved.
 struct Message {
     to: To,
     segments: Segments,
-    /// Its first and its last run.
-    runs: [usize; 2],
-    /// Its first packet must not overtake the packets of this message.
-    after: usize,
-}
-
-/// Packets of a message that were added in succession.
-struct Run {
-    bytes: Range<usize>,
-    /// The next run of the message.
-    next: Option<usize>,
+    /// The [order](order_of) of all its packets.
+    order: u128,
+    bytes: Vec<u8>,
 }
 
 impl Message {
-    /// Whether another packet of this length may follow, and more after it.
+    /// Whether a packet of this length may follow, and more after it.
     fn continues(&self, to: To, len: usize) -> bool {
-        len == self.segments.segment && self.to == to && self.segments.fits(len, MAX_MESSAGE)
+        len == self.segments.segment && self.ends(to, len)
     }
 
-    /// Whether a packet of this length may follow as the last one.
+    /// Whether a packet of this length may follow. A shorter one ends the message.
     fn ends(&self, to: To, len: usize) -> bool {
-        self.segments.count > 0 && self.to == to && self.segments.fits(len, MAX_MESSAGE)
+        !self.is_empty() && self.to == to && self.segments.fits(len, MAX_MESSAGE)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.segments.count == 0
     }
 }
 
 impl Batch {
     pub(super) fn new() -> Batch {
-        Batch {
-            bytes: Vec::with_capacity(BATCH_BYTES + MAX_MESSAGE),
-            messages: Vec::with_capacity(MESSAGES),
-            runs: Vec::with_capacity(MOST_RUNS),
-            last_of_group: Box::new([0; GROUPS]),
-            barrier: 0,
-            seeds: Seeds::default(),
-        }
+        Batch { messages: Vec::with_capacity(MESSAGES), count: 0, bytes: 0, seed: SeedCache::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.messages.is_empty()
+        self.count == 0
     }
 
     /// Adds a packet. Returns `false` if the batch must be sent first.
@@ -144,125 +123,112 @@ impl Batch {
         let len = packet_len(headers, payload);
         // A packet without a path to its destination is dropped.
         let Some(path) = path(link.address(), UDP_PORT, to.address).filter(|_| len <= MAX_MESSAGE) else { return true };
-        let Some(at) = self.place(to, connected_qp(headers), len, use_gso) else { return false };
+        let order = order_of(headers);
+        let Some(at) = self.place(to, order, len, use_gso) else { return false };
+        let message = &mut self.messages[at];
+        message.order |= order;
         // Linux counts the IPv4 identifications of a message's segments up from its own, which is zero with "don't fragment".
-        let identification = self.messages[at].segments.add(len);
+        let identification = message.segments.add(len);
+        self.bytes += len;
         // SAFETY: the caller keeps the payload valid.
-        unsafe { append(&mut self.bytes, &self.seeds.of(path), identification, headers, payload) };
+        unsafe { append(&mut message.bytes, &self.seed.of(path), identification, headers, payload) };
         true
     }
 
-    /// Makes room for the next packet, of `len` bytes. Returns its message. `None` if the batch must be sent first.
-    ///
-    /// `qp` is its queue pair, or `None` for a datagram.
-    fn place(&mut self, to: To, qp: Option<u32>, len: usize, use_gso: bool) -> Option<usize> {
-        let end = self.messages.len();
-        let last = end.saturating_sub(1);
-        let group = qp.map(|qp| qp as usize % GROUPS);
-        let after = group.map_or(last, |group| usize::from(self.last_of_group[group]).max(self.barrier));
-        let start = self.bytes.len();
-        let found = if start < BATCH_BYTES {
-            let mut candidates = self.messages.iter().enumerate().skip(after).rev();
-            candidates.find(|(_, message)| use_gso && message.continues(to, len)).map(|(at, _)| at)
-        } else if use_gso && self.messages.last()?.ends(to, len) {
-            Some(last)
-        } else {
-            return None;
+    /// The message for the next packet. `None` if the batch must be sent first.
+    fn place(&mut self, to: To, order: u128, len: usize, use_gso: bool) -> Option<usize> {
+        let is_full = self.bytes >= BATCH_BYTES;
+        let found = match self.count.checked_sub(1) {
+            Some(last) if use_gso && is_full => Some(last).filter(|last| self.messages[*last].ends(to, len)),
+            Some(_) if use_gso => self.find(self.count, order, |message| message.continues(to, len)),
+            _ => None,
         };
-        let (at, has_room) = match found {
-            Some(at) => (at, self.extend(at, start..start + len)),
-            None => (end, self.open(to, len, after)),
-        };
-        match group {
-            Some(group) => self.last_of_group[group] = at as u8,
-            None => self.barrier = at,
+        if found.is_some() {
+            return found;
         }
-        has_room.then_some(at)
+        (self.count < MESSAGES && !is_full).then(|| self.add_message(to, len))
     }
 
-    /// Adds a message for the next packet, of `len` bytes. Returns `false` if there are too many.
-    fn open(&mut self, to: To, len: usize, after: usize) -> bool {
-        let (run, start) = (self.runs.len(), self.bytes.len());
-        let has_room = self.messages.len() < MESSAGES && run < MOST_RUNS;
-        if has_room {
-            self.messages.push(Message { to, segments: Segments::new(len), runs: [run; 2], after });
-            self.runs.push(Run { bytes: start..start + len, next: None });
+    /// The last one of the first `end` messages that `fits`, unless later ones have packets that must not be overtaken.
+    fn find(&self, end: usize, order: u128, fits: impl Fn(&Message) -> bool) -> Option<usize> {
+        for (at, message) in self.messages[..end].iter().enumerate().rev() {
+            if fits(message) {
+                return Some(at);
+            }
+            if message.order & order != 0 {
+                break;
+            }
         }
-        has_room
+        None
     }
 
-    /// Adds the next bytes to a message. Returns `false` if there are too many runs.
-    fn extend(&mut self, at: usize, bytes: Range<usize>) -> bool {
-        let run = self.runs.len();
-        let [_, last] = &mut self.messages[at].runs;
-        let Run { bytes: of, next } = &mut self.runs[*last];
-        if of.end == bytes.start {
-            of.end = bytes.end;
-        } else if run < MOST_RUNS {
-            (*next, *last) = (Some(run), run);
-            self.runs.push(Run { bytes, next: None });
-        } else {
-            return false;
+    /// Adds a message with packets of `len` bytes. Returns its index.
+    fn add_message(&mut self, to: To, len: usize) -> usize {
+        let at = self.count;
+        self.count += 1;
+        let segments = Segments::new(len);
+        match self.messages.get_mut(at) {
+            Some(spare) => {
+                spare.bytes.clear();
+                (spare.to, spare.segments, spare.order) = (to, segments, 0);
+            }
+            None => self.messages.push(Message { to, segments, order: 0, bytes: Vec::new() }),
         }
-        true
+        at
     }
 
-    /// Moves packets that are alone in their message to the end of a message of longer packets.
-    fn close(&mut self, link: &impl Link) {
-        for at in 1..self.messages.len() {
-            let Message { to, ref segments, runs: [run, _], after } = self.messages[at];
+    /// Moves each packet that is alone in its message to the end of an earlier message, if there is one with longer packets.
+    fn merge(&mut self, link: &impl Link) {
+        for at in 1..self.count {
+            let Message { to, order, ref segments, .. } = self.messages[at];
             let len = segments.segment;
             if segments.count != 1 {
                 continue;
             }
-            let Some(before) = self.messages[after..at].iter_mut().rfind(|message| message.ends(to, len)) else {
-                continue;
-            };
-            let identification = before.segments.add(len);
-            let [_, last] = &mut before.runs;
-            (self.runs[*last].next, *last) = (Some(run), run);
-            self.messages[at].segments.count = 0;
-            if let Some(path) = path(link.address(), UDP_PORT, to.address) {
-                renumber(&mut self.bytes[self.runs[run].bytes.clone()], &self.seeds.of(path), identification);
-            }
+            let Some(found) = self.find(at, order, |message| message.ends(to, len)) else { continue };
+            let Some(path) = path(link.address(), UDP_PORT, to.address) else { continue };
+            let (before, after) = self.messages.split_at_mut(at);
+            let (message, moved) = (&mut before[found], &mut after[0]);
+            let start = message.bytes.len();
+            message.bytes.extend_from_slice(&moved.bytes);
+            let identification = message.segments.add(len);
+            recompute_icrc(&mut message.bytes[start..], &self.seed.of(path), identification);
+            message.order |= order;
+            (moved.segments, moved.order) = (Segments::new(len), 0);
         }
-        self.messages.retain(|message| message.segments.count > 0);
     }
 
     /// Sends all messages. Messages that are not accepted go to the backlog.
     pub(super) fn send(&mut self, buffers: &mut SendMessages, link: &impl Link, backlog: &mut Backlog, use_gso: bool) {
         if use_gso {
-            self.close(link);
+            self.merge(link);
         }
+        let messages = || self.messages[..self.count].iter().filter(|message| !message.is_empty());
         let mut sent = 0;
         if backlog.is_empty() {
-            for message in &self.messages {
-                buffers.add((message.to, link.interface()), self.bytes_of(message), message.segments.segment);
+            let mut count = 0;
+            for (at, message) in messages().enumerate() {
+                buffers.set(at, (message.to, link.interface()), &message.bytes, message.segments.segment);
+                count = at + 1;
             }
             // SAFETY: the batch owns the bytes, and keeps them during the call.
-            sent = unsafe { buffers.send(link) }.unwrap_or(0);
+            sent = unsafe { buffers.send(count, link) }.unwrap_or(0);
         }
-        for message in &self.messages[sent..] {
-            let bytes = self.bytes_of(message).flatten().copied().collect();
-            backlog.push(message.to, bytes, message.segments.segment);
+        for message in messages().skip(sent) {
+            backlog.push(message.to, message.bytes.clone(), message.segments.segment);
         }
-        self.bytes.clear();
-        self.messages.clear();
-        self.runs.clear();
-        self.last_of_group.fill(0);
-        self.barrier = 0;
-    }
-
-    /// The bytes of a message, in parts.
-    fn bytes_of(&self, message: &Message) -> impl Iterator<Item = &[u8]> {
-        let [first, _] = message.runs;
-        let runs = successors(Some(&self.runs[first]), |run| run.next.map(|next| &self.runs[next]));
-        runs.map(|run| &self.bytes[run.bytes.clone()])
+        (self.count, self.bytes) = (0, 0);
     }
 }
 
-/// Changes the identification that the CRC of a packet is for.
-pub(super) fn renumber(packet: &mut [u8], seed: &IcrcSeed, identification: u16) {
+/// A bit for the queue pair of a packet, which some others share, or all bits for a datagram. Packets with a common bit keep their
+/// order.
+fn order_of(headers: &[u8]) -> u128 {
+    connected_qp(headers).map_or(u128::MAX, |qp| 1 << (qp % u128::BITS))
+}
+
+/// Recomputes the CRC of a packet for an IPv4 identification.
+pub(super) fn recompute_icrc(packet: &mut [u8], seed: &IcrcSeed, identification: u16) {
     let mut icrc = seed.begin(identification, packet.len());
     if let Some((content, value)) = packet.split_last_chunk_mut::<ICRC>() {
         icrc.headers(content);

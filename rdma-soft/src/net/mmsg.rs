@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::{io, mem, ptr};
 
 use super::To;
-use super::batch::MOST_RUNS;
 use super::sockaddr::SockAddr;
 use super::socket::Link;
 
@@ -21,13 +20,9 @@ struct Control([u8; CONTROL_BYTES]);
 
 /// Memory for the arguments of one `sendmmsg(2)` call.
 pub(super) struct SendMessages {
-    /// Messages that were added.
-    count: usize,
-    /// Their parts.
-    parts_used: usize,
     headers: Box<[libc::mmsghdr; MESSAGES]>,
     names: Box<[SockAddr; MESSAGES]>,
-    parts: Box<[libc::iovec; MOST_RUNS]>,
+    parts: Box<[libc::iovec; MESSAGES]>,
     controls: Box<[Control; MESSAGES]>,
 }
 
@@ -39,39 +34,28 @@ impl SendMessages {
         // SAFETY: all fields may be zero.
         let header = unsafe { mem::zeroed::<libc::mmsghdr>() };
         SendMessages {
-            count: 0,
-            parts_used: 0,
             headers: Box::new([header; MESSAGES]),
             names: Box::new([SockAddr::ZERO; MESSAGES]),
-            parts: Box::new([libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MOST_RUNS]),
+            parts: Box::new([libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MESSAGES]),
             controls: Box::new([Control([0; CONTROL_BYTES]); MESSAGES]),
         }
     }
 
-    /// Adds a message, of which there are at most [`MESSAGES`], with at most [`MOST_RUNS`] parts in all. It becomes several
-    /// packets if it is longer than a segment.
-    pub(super) fn add<'a>(&mut self, to: (To, u32), bytes: impl Iterator<Item = &'a [u8]>, segment: usize) {
+    /// Fills message `at`. It becomes several packets if it is longer than a segment.
+    pub(super) fn set(&mut self, at: usize, to: (To, u32), bytes: &[u8], segment: usize) {
         let (To { address, class }, interface) = to;
-        let at = self.count;
-        self.count += 1;
-        let parts = &mut self.parts[self.parts_used..];
-        let (mut count, mut total) = (0, 0);
-        for (part, bytes) in parts.iter_mut().zip(bytes) {
-            *part = iovec(bytes);
-            (count, total) = (count + 1, total + bytes.len());
-        }
-        self.parts_used += count;
         self.names[at] = SockAddr::new(address, interface);
+        self.parts[at] = iovec(bytes);
         let header = &mut self.headers[at].msg_hdr;
         header.msg_name = (&raw mut self.names[at]).cast();
         header.msg_namelen = SockAddr::len(&address);
-        header.msg_iov = parts.as_mut_ptr();
-        header.msg_iovlen = count as _;
+        header.msg_iov = &raw mut self.parts[at];
+        header.msg_iovlen = 1;
         header.msg_control = ptr::null_mut();
         header.msg_controllen = 0;
         let Control(control) = &mut self.controls[at];
         let mut len = 0;
-        if total > segment {
+        if bytes.len() > segment {
             len += put_cmsg(&mut control[len..], (libc::SOL_UDP, libc::UDP_SEGMENT), &(segment as u16).to_ne_bytes());
         }
         if class != 0 {
@@ -87,13 +71,11 @@ impl SendMessages {
         }
     }
 
-    /// Sends the messages, and forgets them. Returns how many were sent.
+    /// Sends the first `count` messages. Returns how many were sent.
     ///
     /// # Safety
-    /// The bytes passed to [`add`](SendMessages::add) are still valid.
-    pub(super) unsafe fn send(&mut self, link: &impl Link) -> io::Result<usize> {
-        let count = mem::take(&mut self.count);
-        self.parts_used = 0;
+    /// The bytes passed to [`set`](SendMessages::set) are still valid.
+    pub(super) unsafe fn send(&mut self, count: usize, link: &impl Link) -> io::Result<usize> {
         // SAFETY: the caller keeps the bytes valid. All other memory is owned by this object and does not move.
         unsafe { link.send(&mut self.headers[..count]) }
     }

@@ -100,7 +100,7 @@ impl Outbox {
         }
     }
 
-    /// Whether the kernel divides messages into packets.
+    /// Whether messages may have several packets.
     fn uses_gso(&self, socket: &impl Link) -> bool {
         socket.supports_gso() && !self.backlog.lacks_gso
     }

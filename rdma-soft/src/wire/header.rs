@@ -129,7 +129,7 @@ fn base(from: &mut Reader<'_>) -> Option<(u8, u8, u16)> {
 pub fn connected_qp(headers: &[u8]) -> Option<u32> {
     let [opcode, _, _, _, _, qp @ .., _, _, _, _] = headers.first_chunk::<12>()?;
     let [high, middle, low] = *qp;
-    Transport::has_connections(*opcode).then(|| u32::from_be_bytes([0, high, middle, low]))
+    Transport::is_connected(*opcode).then(|| u32::from_be_bytes([0, high, middle, low]))
 }
 
 impl Header {

@@ -110,7 +110,7 @@ impl Transport {
     }
 
     /// Whether the transport service of an opcode has connections.
-    pub(super) fn has_connections(opcode: u8) -> bool {
+    pub(super) fn is_connected(opcode: u8) -> bool {
         matches!(opcode & 0xe0, RC | UC)
     }
 
