@@ -49,7 +49,7 @@
 //! # Memory
 //!
 //! A connection has registered memory for its [`window`](Connector::window) and for six control packets: 12 times 80 KiB by
-//! default. While it sends, it also has up to [`sends`](Connector::sends) + 1 packets.
+//! default, each in a block of the [pool](rdma_pool). While it sends, it also has up to [`sends`](Connector::sends) + 1 packets.
 //! When it is idle, it keeps one of them. So with default options it has 1040 KiB when idle, and at most 1520 KiB. A message that
 //! arrives in parts, of at most [`max_message`](Connector::max_message), also takes up to twice its length. Of this memory, the
 //! process keeps up to 16 MiB for the next messages. Copies for a program that keeps messages have a

@@ -22,7 +22,7 @@ pub(crate) struct Options {
     pub(crate) shared: Option<SharedReceives>,
 }
 
-/// Default length of the longest packets in bytes: a block of the pool. A message of 64 KiB fits into it.
+/// Default packet size in bytes: a block size of the pool, with room for a message of 64 KiB.
 const PACKET: u32 = 80 << 10;
 
 impl Default for Options {
@@ -47,8 +47,8 @@ macro_rules! setters {
     () => {
         /// The longest packet in bytes, 512 to 1 MiB; 80 KiB by default. A connection uses the smaller value of its two ends.
         ///
-        /// Longer messages that are sent in packets are divided, and copied once at the receiver. While messages follow each other,
-        /// their packets have at most a multiple of 60 KiB, the length that soft0 sends best.
+        /// Longer messages that are sent in packets are divided, and copied once at the receiver. A packet of more than 60 KiB is
+        /// filled only by a message that the peer waits for. Others end at a multiple of 60 KiB, which suits soft0 over UDP.
         ///
         /// Longer packets take more memory, and less work for each byte.
         pub fn packet_size(mut self, bytes: usize) -> Self {

@@ -29,7 +29,7 @@ async fn messages_of_any_size_arrive_in_order() {
     for len in sizes {
         let message = soon(server.receive()).await.unwrap().expect("it was sent");
         assert!(*message == *pattern(len), "{len} bytes");
-        // Between the two, it depends on whether another packet was in flight.
+        // Between the two lengths, it depends on whether another packet was in flight.
         assert!(message.is_in_place() || len > PACKET);
         assert!(!message.is_in_place() || len <= LONGEST_PACKET);
     }

@@ -10,8 +10,6 @@ use crate::wire::{self, FRAME, HEADER, Kind, aligned, frame_len};
 pub(super) struct Open {
     pub(super) buffer: Buffer,
     pub(super) used: usize,
-    /// Bytes at which it is full.
-    limit: usize,
     /// Messages that end in it.
     pub(super) messages: u32,
 }
@@ -19,12 +17,12 @@ pub(super) struct Open {
 /// The largest payload of a packet on the network.
 const MTU: usize = 4096;
 
-/// Bytes that soft0 sends over UDP by one message to the kernel: 15 packets of 4 KiB on the network, the most that it takes.
-const DATAGRAM: usize = 15 * MTU;
+/// Longest packet that soft0 sends over UDP by one message to the kernel, in 15 segments.
+const UDP_MESSAGE: usize = 15 * MTU;
 
-/// Length of a full packet in a stream of them. None is longer than `packet`.
+/// Length of a full packet: `packet`, or the last multiple of [`UDP_MESSAGE`] up to it.
 pub(super) fn full_len(packet: usize) -> usize {
-    if packet < DATAGRAM { packet } else { packet - packet % DATAGRAM }
+    if packet < UDP_MESSAGE { packet } else { packet - packet % UDP_MESSAGE }
 }
 
 /// Length of the next part, if `left` bytes are still to be sent. The open packet has `len` bytes, of which `used` are used. It has
@@ -42,19 +40,15 @@ pub(super) fn part_len(left: usize, used: usize, len: usize, may_divide: bool) -
 }
 
 impl Open {
-    /// A packet without frames, which is full at `limit` bytes. It can be extended to `len`. `None` if the buffer is shorter.
-    pub(super) fn new(mut buffer: Buffer, len: usize, limit: usize) -> Option<Self> {
+    /// A packet of `len` bytes without frames. `None` if the buffer is shorter.
+    pub(super) fn new(mut buffer: Buffer, len: usize) -> Option<Self> {
         buffer.set_len(len).ok()?;
-        Some(Open { buffer, used: HEADER, limit, messages: 0 })
+        Some(Open { buffer, used: HEADER, messages: 0 })
     }
 
-    /// Makes a packet longer for a message of `len` bytes, unless it has frames. False if it cannot be so long.
-    pub(super) fn extend(&mut self, len: usize) -> bool {
-        let extends = !self.has_frames() && HEADER + frame_len(len) <= self.buffer.len();
-        if extends {
-            self.limit = self.buffer.len();
-        }
-        extends
+    /// Extends a packet without frames to `most` bytes. Returns whether a message of `len` bytes then fits.
+    pub(super) fn extend(&mut self, len: usize, most: usize) -> bool {
+        !self.has_frames() && HEADER + frame_len(len) <= most && self.buffer.set_len(most).is_ok()
     }
 
     pub(super) fn has_frames(&self) -> bool {
@@ -63,7 +57,7 @@ impl Open {
 
     /// Free space in bytes.
     pub(super) fn space(&self) -> usize {
-        self.limit.saturating_sub(self.used)
+        self.buffer.len().saturating_sub(self.used)
     }
 
     /// Adds a frame, whose payload `fill` writes. There must be space for it.
@@ -131,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_packets_are_sent_as_whole_datagrams() {
+    fn a_full_packet_has_a_multiple_of_60_kib_if_it_may_be_so_long() {
         for (packet, full) in
             [(512, 512), (61_439, 61_439), (61_440, 61_440), (122_879, 61_440), (1 << 20, 17 * 61_440)]
         {

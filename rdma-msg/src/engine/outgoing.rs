@@ -35,14 +35,14 @@ const MIN_PART: usize = 64;
 pub(super) struct Outgoing {
     /// Length of the longest packet in bytes.
     packet: usize,
-    /// Length of a packet that is full, unless it was [extended](Open::extend).
+    /// Length at which a packet is full, unless it was [extended](Open::extend).
     full: usize,
     /// Longest message that the peer accepts, in bytes.
     pub(super) max_message: usize,
     pub(super) open: Option<Open>,
     /// Whether the packet before the open one was full.
     follows_full: bool,
-    /// Whether the peer has sent data since this end did. It probably waits for the next packet.
+    /// Whether the peer has sent data since this end last did, so that it probably waits for data. True at first.
     pub(super) is_answered: bool,
     /// Whether the open packet is to be sent with more packets in flight than usual.
     is_urgent: bool,
@@ -213,7 +213,7 @@ impl Outgoing {
     /// Space in the open packet in bytes. `None` if there is no buffer for a packet.
     fn space(&mut self, pool: &rdma_pool::Pool) -> Option<usize> {
         if self.open.is_none() {
-            self.open = Some(Open::new(self.new_packet(pool)?, self.packet, self.full)?);
+            self.open = Some(Open::new(self.new_packet(pool)?, self.full)?);
         }
         self.open.as_ref().map(Open::space)
     }
@@ -240,12 +240,9 @@ impl Engine {
         if !self.place_cancellation() {
             return Ok(None);
         }
-        let mut is_long = frame_len(len) > capacity;
+        let is_long = frame_len(len) > capacity && (progress.has_begun || !self.extend_open(len));
         loop {
-            let Some(mut space) = self.space() else { return Ok(None) };
-            if is_long && !progress.has_begun && self.extend_open(len) {
-                (is_long, space) = (false, frame_len(len));
-            }
+            let Some(space) = self.space() else { return Ok(None) };
             let needed = match (is_long, progress.has_begun) {
                 (false, _) => frame_len(len),
                 (true, false) => frame_len(LONG),
@@ -286,18 +283,23 @@ impl Engine {
     }
 
     /// Length of the next part, if `left` bytes are still to be sent and the open packet has `space`: [`part_len`].
+    ///
+    /// If a packet is on its way, the peer has enough to do. Without credit, nothing would be sent sooner.
     fn part_len(&self, left: usize, space: usize) -> usize {
-        part_len(left, self.outgoing.full - space, self.outgoing.full, self.sends_at_once())
+        let may_divide = self.flow.data_in_flight() == 0 && self.flow.room() != 0;
+        part_len(left, self.outgoing.full - space, self.outgoing.full, may_divide)
     }
 
-    /// Extends the open packet for a message of `len` bytes that can be sent at once. Returns whether the packet has space for it.
+    /// Extends the open packet for a message of `len` bytes that the peer probably waits for, if the packet can be sent at once.
+    /// Returns whether the message fits.
     fn extend_open(&mut self, len: usize) -> bool {
-        self.sends_at_once() && self.outgoing.open.as_mut().is_some_and(|open| open.extend(len))
-    }
-
-    /// Whether the next packet can be sent at once, and the peer has nothing else to do.
-    fn sends_at_once(&self) -> bool {
-        (self.flow.data_in_flight() == 0 || self.outgoing.is_answered) && self.flow.room() != 0
+        if self.space().is_none() {
+            return false;
+        }
+        let in_flight = self.flow.data_in_flight();
+        let is_awaited = in_flight == 0 || (self.outgoing.is_answered && in_flight < FEW);
+        let Outgoing { open, packet, .. } = &mut self.outgoing;
+        is_awaited && self.flow.room() != 0 && open.as_mut().is_some_and(|open| open.extend(len, *packet))
     }
 
     /// Offers the memory of a message for the peer to read. `None` if there is no room.
