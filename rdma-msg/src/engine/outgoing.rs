@@ -542,7 +542,7 @@ impl Engine {
         let Some(counts) = self.credit() else { return false };
         let Some(open) = mem::take(&mut self.outgoing.open) else { return false };
         (self.outgoing.follows_full, self.outgoing.is_urgent) = (open.space() <= FRAME, false);
-        let Open { buffer, used, messages, .. } = open;
+        let Open { buffer, used, messages } = open;
         self.counts.statistics.packets_sent += 1;
         self.has_new_room = true;
         self.post(buffer, used.min(self.outgoing.packet), Class::Data, counts, messages);
