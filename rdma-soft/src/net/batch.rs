@@ -177,7 +177,7 @@ impl Batch {
         at
     }
 
-    /// Moves each packet that is alone in its message to the end of an earlier message, if there is one with longer packets.
+    /// Moves packets that are alone in their messages to the ends of earlier messages, whose packets are longer.
     fn merge(&mut self, link: &impl Link) {
         for at in 1..self.count {
             let Message { to, order, ref segments, .. } = self.messages[at];
@@ -206,13 +206,11 @@ impl Batch {
         let messages = || self.messages[..self.count].iter().filter(|message| !message.is_empty());
         let mut sent = 0;
         if backlog.is_empty() {
-            let mut count = 0;
             for (at, message) in messages().enumerate() {
                 buffers.set(at, (message.to, link.interface()), &message.bytes, message.segments.segment);
-                count = at + 1;
             }
             // SAFETY: the batch owns the bytes, and keeps them during the call.
-            sent = unsafe { buffers.send(count, link) }.unwrap_or(0);
+            sent = unsafe { buffers.send(messages().count(), link) }.unwrap_or(0);
         }
         for message in messages().skip(sent) {
             backlog.push(message.to, message.bytes.clone(), message.segments.segment);
