@@ -47,7 +47,7 @@ pub struct OwnedOperation<S: Sharing, R: Request> {
 
 /// How far an operation is.
 struct Progress<R> {
-    /// `drop` handles what is left. Each step is taken before the next one is stored, so storing one drops nothing.
+    /// `drop` handles what is left. Each step is taken out before another is stored.
     step: ManuallyDrop<Step<R>>,
 }
 

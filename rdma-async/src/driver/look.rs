@@ -1,4 +1,4 @@
-//! A task polls for the completion of its own operation, right after it has posted it.
+//! A task that has posted an operation polls once for its completion.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::task::Waker;

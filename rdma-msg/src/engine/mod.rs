@@ -387,7 +387,7 @@ impl Engine {
 
     /// Whether the engine has to run when the first send completes, and nothing is registered for that yet.
     ///
-    /// A completion that nobody waits for needs no run of its own: it is taken when the reply arrives.
+    /// If nobody waits for a completion, the engine takes it when the reply arrives.
     fn wants_completions(&self) -> bool {
         let outgoing = &self.outgoing;
         let sleeps = !outgoing.sending.is_empty() && !outgoing.is_first_awaited;

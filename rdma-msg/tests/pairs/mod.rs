@@ -34,7 +34,7 @@ pub(crate) async fn default_pair() -> [Channel; 2] {
 /// The longest message that shares a packet, by default.
 pub(crate) const PACKET: usize = (60 << 10) - 16 - 8;
 
-/// The longest message that has a packet of its own, by default.
+/// The longest message in one packet, by default.
 pub(crate) const LONGEST_PACKET: usize = (80 << 10) - 16 - 8;
 
 /// Bytes of which each differs from its neighbours.

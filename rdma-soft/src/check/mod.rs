@@ -104,7 +104,7 @@ impl Drop for Inside {
     }
 }
 
-/// The checker reports a wait after this time, if it can still end by itself.
+/// Time after which the checker reports a wait, although it may still end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Notes that the program is about to unmap or remap memory.
@@ -137,8 +137,7 @@ pub(crate) fn start_from_environment() -> Result<(), OptionsError> {
 
 /// Checks the device of this process while it exists.
 ///
-/// Start it before the first verb: the checker knows only what is created and posted while it is active. A process has at most one
-/// checker.
+/// Start it before the first verb, because it does not know older objects and work. A process has at most one checker.
 #[derive(Debug)]
 #[must_use = "the checker stops when the session is dropped"]
 pub struct Session {
