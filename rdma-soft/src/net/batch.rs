@@ -1,6 +1,7 @@
 //! Packets collected into messages for `sendmmsg(2)`.
 
-use std::net::IpAddr;
+use std::iter::repeat_with;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::backlog::Backlog;
 use super::mmsg::{MESSAGES, SendMessages};
@@ -20,7 +21,7 @@ pub(super) const BATCH_BYTES: usize = 64 << 10;
 /// a peer share a message, and overtake packets of other lengths. Packets for one queue pair keep their order. Nothing overtakes a
 /// datagram, or is overtaken by one, since connection management uses datagrams.
 pub(super) struct Batch {
-    /// Those in use, and then spare ones, which keep their memory.
+    /// Those in use, and then spare ones. Each has memory for its longest length, so that no packet allocates.
     messages: Vec<Message>,
     /// Messages in use.
     count: usize,
@@ -101,7 +102,10 @@ impl Message {
 
 impl Batch {
     pub(super) fn new() -> Batch {
-        Batch { messages: Vec::with_capacity(MESSAGES), count: 0, bytes: 0, seed: SeedCache::default() }
+        let to = To { address: Ipv4Addr::UNSPECIFIED.into(), class: 0 };
+        let spare = || Message { to, segments: Segments::new(0), order: 0, bytes: Vec::with_capacity(MAX_MESSAGE) };
+        let messages = repeat_with(spare).take(MESSAGES).collect();
+        Batch { messages, count: 0, bytes: 0, seed: SeedCache::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -166,14 +170,9 @@ impl Batch {
     fn add_message(&mut self, to: To, len: usize) -> usize {
         let at = self.count;
         self.count += 1;
-        let segments = Segments::new(len);
-        match self.messages.get_mut(at) {
-            Some(spare) => {
-                spare.bytes.clear();
-                (spare.to, spare.segments, spare.order) = (to, segments, 0);
-            }
-            None => self.messages.push(Message { to, segments, order: 0, bytes: Vec::new() }),
-        }
+        let spare = &mut self.messages[at];
+        spare.bytes.clear();
+        (spare.to, spare.segments, spare.order) = (to, Segments::new(len), 0);
         at
     }
 
