@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rdma_soft::abi::*;
 use rdma_soft::cm::{MAD_QKEY, MAD_QP};
 use rdma_soft::wire::cm::{Mad, Message, Req, service_id};
-use rdma_soft::wire::{Header, Icrc, Operation, Path, Psn, Trailer, Transport};
+use rdma_soft::wire::{Header, IcrcSeed, Operation, Path, Psn, Trailer, Transport};
 use rdma_sys::*;
 
 use support::request;
@@ -61,10 +61,9 @@ fn packet(from: SocketAddrV4, number: u32) -> Vec<u8> {
     };
     let header = header.encode(mad.len());
     let path = Path::V4 { source: *from.ip(), dest: DEVICE, source_port: from.port() };
-    let mut icrc = Icrc::new(&path, 0, header.len() + mad.len() + 4);
-    icrc.headers(&header);
-    icrc.update(&mad);
-    [&header[..], &mad, &icrc.finish()].concat()
+    let mut packet = [&header[..], &mad, &[0; 4]].concat();
+    IcrcSeed::new(&path).write(0, &mut packet);
+    packet
 }
 
 #[test]

@@ -2,145 +2,18 @@
 //! replayed.
 
 mod sim_host;
+mod sim_net;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sim_host::{BASE, MEMORY, MTU, RECEIVE, RKEY, SimHost, has_valid_icrc, pattern};
+use sim_host::{BASE, MEMORY, MTU, RECEIVE, RKEY, SimHost, pattern};
+use sim_net::{End, Net, REQUESTER, one_way};
 
 use proptest::prelude::*;
 use rdma_soft::faults::{Faults, Injector};
-use rdma_soft::transport::{
-    Completion, Request, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time, Work,
-};
-use rdma_soft::wire::{Atomic, Packet, Psn, Trailer, Transport};
-
-/// Both directions of a queue pair.
-struct End {
-    host: SimHost,
-    requester: Requester,
-    responder: Responder,
-}
-
-const REQUESTER: RequesterSettings = RequesterSettings {
-    psn: Psn::new(0xff_fff0),
-    mtu: MTU,
-    window: 16,
-    reads: 4,
-    timeout: Some(Duration::from_millis(1)),
-    retries: 7,
-    rnr_retries: 7,
-};
-
-const RESPONDER: ResponderSettings =
-    ResponderSettings { psn: Psn::new(0xff_fff0), mtu: MTU, resources: 4, min_rnr_timer: 1 };
-
-impl End {
-    fn new() -> Self {
-        End::with(REQUESTER)
-    }
-
-    fn with(settings: RequesterSettings) -> Self {
-        End { host: SimHost::new(), requester: Requester::new(settings), responder: Responder::new(RESPONDER) }
-    }
-
-    fn post(&mut self, id: u64, request: Request, data: Vec<u8>) {
-        let len = data.len() as u32;
-        self.host.data.insert(id, data);
-        // A read is not ordered with later operations on the same memory, unless these are fenced.
-        let is_fenced = !matches!(request, Request::Send(_) | Request::Read { .. });
-        let work = Work { id, request, len, is_fenced, is_solicited: false };
-        self.requester.post(work, &mut self.host);
-    }
-
-    /// Encodes the next packet, so that the peer sees only what a network carries.
-    fn transmit(&mut self, now: Time) -> Option<Vec<u8>> {
-        let outgoing = match self.responder.transmit(&self.host) {
-            Some(outgoing) => outgoing,
-            None => self.requester.transmit(now)?,
-        };
-        Some(self.host.encode(&outgoing, Transport::Rc))
-    }
-
-    fn handle(&mut self, bytes: &[u8], now: Time) {
-        let Packet { header, payload } = Packet::parse(bytes).unwrap();
-        if header.operation.is_answer() {
-            self.requester.handle(&header, payload, now, &mut self.host);
-        } else {
-            self.responder.handle(&header, payload, &mut self.host);
-        }
-    }
-}
-
-/// A simulation in which only the first end posts work.
-fn one_way(settings: RequesterSettings) -> Net {
-    Net::new([End::with(settings), End::new()], Faults::default())
-}
-
-/// Two ends and the network between them.
-struct Net {
-    ends: [End; 2],
-    now: Time,
-    /// Packets in flight: arrival time, destination and bytes.
-    in_flight: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
-    number: u64,
-    injector: Injector,
-    packets: u64,
-    /// Packets to drop regardless of the injector, counted from 1.
-    lost: BTreeSet<u64>,
-}
-
-impl Net {
-    fn new(ends: [End; 2], faults: Faults) -> Self {
-        let injector = Injector::new(faults);
-        Net { ends, now: Time(0), in_flight: BTreeMap::new(), number: 0, injector, packets: 0, lost: BTreeSet::new() }
-    }
-
-    /// Sends a packet, which takes 10 µs plus its faults.
-    fn send(&mut self, to: usize, mut bytes: Vec<u8>) {
-        if self.lost.remove(&self.packets) {
-            return;
-        }
-        let fate = self.injector.next(&mut bytes);
-        let after = Duration::from_micros(10 * (1 + u64::from(fate.overtaken_by))) + fate.delay;
-        for _ in 0..fate.copies {
-            self.number += 1;
-            self.in_flight.insert((self.now + after, self.number), (to, bytes.clone()));
-        }
-    }
-
-    /// Runs until nothing is left to do.
-    fn run(&mut self) {
-        while self.advance() {}
-    }
-
-    /// Sends all packets and advances to the next event. Returns whether there was one.
-    fn advance(&mut self) -> bool {
-        for end in 0..2 {
-            while let Some(bytes) = self.ends[end].transmit(self.now) {
-                self.packets += 1;
-                assert!(self.packets < 100_000, "the simulation does not end");
-                self.send(1 - end, bytes);
-            }
-        }
-        let arrival = self.in_flight.keys().next().map(|(time, _)| *time);
-        let wake = self.ends.iter().filter_map(|end| end.requester.wake_at()).min();
-        let Some(next) = arrival.into_iter().chain(wake).min() else { return false };
-        self.now = self.now.max(next);
-        if arrival == Some(next) {
-            let (_, (to, bytes)) = self.in_flight.pop_first().unwrap();
-            if has_valid_icrc(&bytes) {
-                self.ends[to].handle(&bytes, self.now);
-            }
-        } else {
-            let now = self.now;
-            for End { requester, host, .. } in &mut self.ends {
-                requester.expire(now, now, host);
-            }
-        }
-        true
-    }
-}
+use rdma_soft::transport::{Completion, Request, Requester, RequesterSettings, Status, Time, Work};
+use rdma_soft::wire::{Atomic, Packet, Psn, Trailer};
 
 fn sent(end: &End) -> Vec<(u64, Status)> {
     let sent = |completion: &Completion| match completion {
@@ -266,6 +139,36 @@ fn both_ways(steps: &[Vec<Step>; 2], timeout: Duration, faults: Faults) {
         }
         assert!(own.requester.is_idle());
     }
+}
+
+#[test]
+fn the_middle_of_a_write_is_sent_in_runs() {
+    let mut net = one_way(RequesterSettings { window: 32, ..REQUESTER });
+    net.ends[0].post(1, Request::Write { address: BASE, rkey: RKEY, imm: None }, vec![0; 12 * MTU as usize]);
+    let requester = &mut net.ends[0].requester;
+    let run = || {
+        let first = requester.transmit(Time(0))?;
+        Some(1 + requester.extend_run(&first, 4))
+    };
+    // The first packet, packets 2 to 6, the seventh, the eighth, which requests an ACK, 9 to 11, and the last.
+    assert_eq!(std::iter::from_fn(run).collect::<Vec<_>>(), [1, 5, 1, 1, 3, 1]);
+}
+
+#[test]
+fn the_middle_of_a_read_response_is_sent_in_runs() {
+    let mut net = one_way(RequesterSettings { window: 32, ..REQUESTER });
+    net.ends[0].post(1, Request::Read { address: BASE, rkey: RKEY }, vec![0; 12 * MTU as usize]);
+    let request = net.ends[0].transmit(Time(0)).unwrap();
+    net.ends[1].handle(&request, Time(0));
+    let End { host, responder, .. } = &mut net.ends[1];
+    let mut counts = Vec::new();
+    while let Some(first) = responder.transmit(host) {
+        // The memory is inaccessible after the second packet, so no run starts there.
+        host.is_closed = counts.len() == 1;
+        counts.push(1 + responder.extend_run(&first, 4, host));
+        host.is_closed = false;
+    }
+    assert_eq!(counts, [1, 1, 5, 4, 1]);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use proptest::prelude::*;
 use rdma_soft::wire::{
-    Ack, Atomic, Header, ICRC, Icrc, Malformed, Nak, Operation, Packet, Path, Psn, RemoteRange, Syndrome, Trailer,
-    Transport,
+    Ack, Atomic, Following, Header, ICRC, IcrcSeed, Malformed, Nak, Operation, Packet, Path, Psn, RemoteRange,
+    Syndrome, Trailer, Transport,
 };
 
 /// Packets between two machines with Linux 6.1's rxe, captured on their Ethernet.
@@ -50,7 +50,7 @@ fn packets_of_linux_are_valid_and_round_trip() {
     let packets = packets(RXE);
     assert!(packets.len() > 50, "{}", packets.len());
     for (path, datagram) in packets.into_iter().step_by(if cfg!(miri) { 8 } else { 1 }) {
-        assert!(Icrc::matches(&path, datagram), "{datagram:02x?}");
+        assert!(IcrcSeed::new(&path).matches(datagram), "{datagram:02x?}");
         let packet = Packet::parse(datagram).unwrap();
         let again = encode(&packet.header, &packet.payload.to_vec());
         let (content, _) = datagram.split_last_chunk::<ICRC>().unwrap();
@@ -241,6 +241,41 @@ proptest! {
             let again = encode(&packet.header, &packet.payload.to_vec());
             prop_assert_eq!(Packet::parse(&again), Ok(packet));
         }
+    }
+
+    #[test]
+    fn following_packets_match_the_parser(
+        header in header().prop_filter("of the service", |header| header.transport.has(&header.operation)),
+        is_middle in any::<bool>(),
+        payload in bytes(40),
+        at in any::<prop::sample::Index>(),
+        flipped in 1_u8..,
+    ) {
+        let middle = Header { transport: Transport::Rc, operation: Operation::SendMiddle, ..header };
+        let header = if is_middle { middle } else { header };
+        let payload = if header.operation.carries_payload() { &payload[..] } else { &[] };
+        let bytes = encode(&header, payload);
+        let first = Packet::parse(&bytes).unwrap();
+        let following = Following::after(&first);
+        prop_assert_eq!(following.is_some(), header.operation.is_middle());
+        let Some(following) = following else { return Ok(()) };
+        fn next<'a>(mut following: Following, datagram: &'a [u8]) -> Option<Packet<'a>> {
+            following.next(datagram.into())
+        }
+        prop_assert_eq!(next(following, &bytes), None, "its PSN is not the next");
+        let header = Header { psn: header.psn.add(1), ..header };
+        let reversed: Vec<u8> = payload.iter().rev().copied().collect();
+        let mut bytes = encode(&header, &reversed);
+        prop_assert_eq!(next(following, &bytes), Packet::parse(&bytes).ok());
+        prop_assert_eq!(next(following, &bytes[..bytes.len() - 4]), None);
+        let at = at.index(bytes.len());
+        bytes[at] ^= flipped;
+        if let Some(found) = next(following, &bytes) {
+            prop_assert_eq!(Packet::parse(&bytes), Ok(found));
+        }
+        bytes[at] ^= flipped;
+        bytes.extend([0; 4]);
+        prop_assert_eq!(next(following, &bytes), None);
     }
 
     #[test]

@@ -8,18 +8,21 @@ use super::deferral::Deferral;
 use super::direct::Direct;
 use super::link::Link;
 use super::net_address::{self, Destination};
-use super::outgoing::{Loopback, PayloadParts, send_datagram, send_packet};
+use super::outgoing::{Loopback, PayloadParts, send_datagram, send_packets};
 use super::qp::{Answers, Qp, Sending};
 use super::state::State;
 use crate::net::{Group, Readable};
 use crate::transport::Time;
-use crate::wire::Data;
+use crate::wire::Chunks;
 
 /// Number of scans of [`Sources::Recent`] per scan that includes multicast packets.
 const MULTICAST_INTERVAL: u32 = 8;
 
 /// Packets that a queue pair may send before the next one has its turn.
 const TURN: u32 = 64;
+
+/// Maximum packets of a run. The link is checked only before the first of them.
+const MAX_RUN: u32 = 16;
 
 /// Turns that send a whole window of a queue pair, which has at most 256 packets.
 const WINDOW_TURNS: u32 = 4;
@@ -89,7 +92,7 @@ impl Core {
         for (index, Link { socket, inbox, outbox, .. }) in self.links.iter_mut().enumerate() {
             let to = socket.address();
             let state = &mut self.state;
-            let each = |from, datagram: Data<'_>| state.handle_packet(index, from, to, datagram, now);
+            let each = |from, packets: Chunks<'_>| state.handle_packets(index, from, to, packets, now);
             any |= match sources {
                 Sources::All => inbox.receive(socket, each),
                 Sources::Recent => inbox.poll(socket, each),
@@ -129,9 +132,9 @@ impl Core {
             for (gid, group) in &mut groups {
                 // Members in this process get the device's own packets when they are sent.
                 let Core { state, addresses, links, .. } = self;
-                any |= links[at].inbox.receive_group(group, |from, datagram| {
+                any |= links[at].inbox.receive_group(group, |from, packets| {
                     if !addresses.contains(&from.address) {
-                        state.handle_multicast(from, gid, group.address(), datagram);
+                        packets.for_each(|datagram| state.handle_multicast(from, gid, group.address(), datagram));
                     }
                 });
             }
@@ -298,23 +301,23 @@ impl Core {
         let mut loopback = Vec::new();
         let State { qps, shared, .. } = state;
         let Some(qp) = qps.get_mut(&number) else { return false };
-        let mut is_left = true;
-        for _ in 0..TURN {
-            if is_qp_blocked(qp, links) {
-                break;
-            }
+        let (mut is_left, mut sent) = (true, 0);
+        while sent < TURN && !is_qp_blocked(qp, links) {
             match qp.transmit(now, answers, shared) {
                 None => {
                     qp.update_state(shared);
                     is_left = false;
                     break;
                 }
-                Some(Sending::Packet(transport, outgoing)) => {
+                Some(Sending::Packet(transport, first)) => {
                     *has_sent_to_self |= qp.peer.is_some_and(|peer| links[peer.link].socket.address() == peer.address);
-                    send_packet(qp, shared, links, parts, transport, &outgoing, now);
+                    let count = 1 + qp.extend_run(&first, MAX_RUN.min(TURN - sent) - 1, shared);
+                    send_packets(qp, shared, links, parts, (transport, &first, count), now);
+                    sent += count;
                 }
                 Some(Sending::Datagram(psn)) => {
                     loopback.extend(send_datagram(qp, shared, links, parts, has_sent_to_self, psn, now));
+                    sent += 1;
                 }
             }
         }

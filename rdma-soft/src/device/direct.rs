@@ -302,7 +302,7 @@ mod tests {
     use crate::device::link::Link;
     use crate::device::poll_detector::PollDetector;
     use crate::device::server::WaitSet;
-    use crate::net::To;
+    use crate::net::{Run, To};
 
     /// A device without a server thread, and a channel of it.
     fn device() -> (Device, u32, ChannelFds) {
@@ -357,7 +357,7 @@ mod tests {
             let (mut core, now) = (peer.lock(), peer.now());
             let Link { socket, outbox, .. } = &mut core.links[0];
             // SAFETY: there is no payload.
-            unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+            unsafe { outbox.push(socket, To { address, class: 0 }, Run::new(&mut [0; 12], &[], 0, 1), now) };
             outbox.flush(socket, now);
         }
     }

@@ -11,7 +11,7 @@ use super::queues::Task;
 use super::state::State;
 use super::target::*;
 use crate::transport::{Request, Time};
-use crate::wire::{Ack, Atomic, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer, Transport};
+use crate::wire::{Ack, Atomic, Data, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer, Transport};
 
 /// The first packet of a connection, or a datagram.
 fn packet(dest_qp: u32, transport: Transport, operation: Operation, pkey: u16, payload: &[u8]) -> Vec<u8> {
@@ -274,7 +274,7 @@ fn packets_with_a_wrong_source_partition_or_queue_key_are_dropped() {
     let wrong = datagram(&header(&target, Transport::Rc, write, 0x1234), &[0xaa; 8]);
     target.deliver(&wrong);
     let right = datagram(&header(&target, Transport::Rc, write, 0xffff), &[0xaa; 8]);
-    target.state.handle_packet(0, origin(LOCAL), LOCAL, (&right).into(), Time(1));
+    target.state.handle_packets(0, origin(LOCAL), LOCAL, Data::from(&right).chunks(right.len()), Time(1));
     assert_eq!(target.region_bytes()[0], 0x55);
     target.deliver(&right);
     assert_eq!(target.region_bytes()[0], 0xaa);
@@ -288,6 +288,45 @@ fn packets_with_a_wrong_source_partition_or_queue_key_are_dropped() {
         assert_eq!(target.state.qps[&target.qp].queues.receive.posted.len(), posted);
     }
     assert_eq!(target.receive_buffer[40..48], [0xbb; 8]);
+}
+
+#[test]
+fn packets_that_arrive_together_are_handled_like_single_ones() {
+    // Distances from the first PSN: in order, with a duplicate, with a gap, and with the last packet first.
+    for numbers in [[1, 2, 3], [1, 1, 2], [1, 3, 2], [3, 1, 2]] {
+        let [together, single] = [true, false].map(|is_together| {
+            let mut target = Target::new(IBV_QPT_RC, all_access());
+            let (dest_qp, now) = (target.qp, Time(1));
+            let range = RemoteRange { address: target.region as u64, rkey: target.rkey, len: 4 * MTU };
+            let packet = |number: u32, operation| {
+                let header = Header {
+                    transport: Transport::Rc,
+                    operation,
+                    pkey: 0xffff,
+                    dest_qp,
+                    psn: Psn::new(PSN).add(number),
+                    solicited: false,
+                    ack_request: false,
+                    migrated: true,
+                    congestion: (false, false),
+                };
+                datagram(&header, &[number as u8; MTU as usize])
+            };
+            let operation = |number| if number == 3 { Operation::WriteLast(None) } else { Operation::WriteMiddle };
+            let first = packet(0, Operation::WriteFirst(range));
+            let rest = numbers.map(|number| packet(number, operation(number))).concat();
+            let len = rest.len() / numbers.len();
+            target.handle(&first, first.len(), now);
+            rest.chunks(if is_together { rest.len() } else { len })
+                .for_each(|packets| target.handle(packets, len, now));
+            let State { qps, shared, .. } = &mut target.state;
+            let packets = shared.packets;
+            let answer = qps.get_mut(&dest_qp).unwrap().transmit(now, Answers::Send, shared);
+            (target.region_bytes().to_vec(), packets, format!("{answer:?}"))
+        });
+        assert_eq!(together, single, "{numbers:?}");
+        assert_eq!((together.0[2 * MTU as usize], together.1), (2, 4), "{numbers:?}");
+    }
 }
 
 #[test]
@@ -367,7 +406,7 @@ fn endless_rnr_naks_set_few_timers() {
         state.set_timer(number);
         let refusal = Ack { syndrome: Syndrome::ReceiverNotReady(1), msn: Psn::new(0) };
         let bytes = packet(number, Transport::Rc, Operation::Acknowledge(refusal), 0xffff, &[]);
-        state.handle_packet(0, origin(PEER), LOCAL, (&bytes).into(), now);
+        state.handle_packets(0, origin(PEER), LOCAL, Data::from(&bytes).chunks(bytes.len()), now);
         state.set_timer(number);
         assert!(state.timers() < 100, "{}", state.timers());
     }

@@ -13,11 +13,11 @@ use super::qp::{PKEY, Qp};
 use super::queues::Task;
 use super::state::MULTICAST_QP;
 use super::traffic::SENT;
-use crate::net::{Origin, Part, To};
+use crate::net::{Origin, Part, Run, To};
 use crate::transport::{Outgoing, Payload, Time};
-use crate::wire::{Encoded, Header, ICRC, Operation, Psn, Trailer, Transport};
+use crate::wire::{Encoded, Header, Operation, Psn, Trailer, Transport};
 
-/// The payload of a packet, in parts: registered memory or inline data.
+/// The payload of one or more packets, in parts: registered memory or inline data.
 ///
 /// The parts may be read while the device is locked. [`Keys`](super::keys::Keys) has checked the memory under the same lock, and
 /// deregistering takes the lock, so the memory stays registered. The program keeps registered memory mapped. Inline data stays in
@@ -45,21 +45,21 @@ impl PayloadParts {
         self.0.push(Part { address: data.as_ptr(), len: data.len(), is_exposed: false });
     }
 
-    /// Sends the parts as a packet.
-    fn send(&self, link: &mut Link, to: To, headers: &Encoded, now: Time) {
+    /// Sends the parts as a run of `count` packets with `len` bytes each.
+    fn send(&self, link: &mut Link, to: To, mut headers: Encoded, (len, count): (usize, u32), now: Time) {
         let Link { socket, outbox, .. } = link;
-        let len = self.0.iter().map(|part| part.len).sum::<usize>();
-        SENT.add(headers.len() + len + Header::padding(len) + ICRC);
+        let run = Run::new(&mut headers, &self.0, len, count);
+        SENT.add(count as usize, count as usize * run.packet_len());
         // SAFETY: the parts may be read while the device is locked, as it is during this call. The outbox does not keep their
         // addresses.
-        unsafe { outbox.push(socket, to, headers, &self.0, now) };
+        unsafe { outbox.push(socket, to, run, now) };
     }
 
     /// Sends bytes of the device as a packet.
     pub(super) fn send_bytes(&mut self, link: &mut Link, to: To, headers: &Encoded, bytes: &[u8], now: Time) {
         self.clear();
         self.push_inline(bytes);
-        self.send(link, to, headers, now);
+        self.send(link, to, *headers, (bytes.len(), 1), now);
         self.clear();
     }
 
@@ -79,30 +79,30 @@ pub(super) struct Loopback {
     pub(super) datagram: Vec<u8>,
 }
 
-/// Sends a packet to the connected peer.
-pub(super) fn send_packet(
+/// Sends a run of packets to the connected peer. `first` is the first of `count` packets.
+pub(super) fn send_packets(
     qp: &mut Qp,
     shared: &mut Shared,
     links: &mut [Link],
     parts: &mut PayloadParts,
-    transport: Transport,
-    outgoing: &Outgoing,
+    (transport, first, count): (Transport, &Outgoing, u32),
     now: Time,
 ) {
     let Some(Destination { link, address, class }) = qp.peer else { return };
-    let Outgoing { operation, psn, ack_request, solicited, payload } = *outgoing;
+    let Outgoing { operation, psn, ack_request, solicited, payload } = *first;
     parts.clear();
     let len = match payload {
         Payload::None => 0,
         Payload::Remote { place, len } => {
-            if !observe::may_read(qp.id.number, place, len.into()) {
+            let all = count * len;
+            if !observe::may_read(qp.id.number, place, all.into()) {
                 return;
             }
-            parts.push(Memory { place, is_exposed: true }, len as usize);
+            parts.push(Memory { place, is_exposed: true }, all as usize);
             len
         }
         Payload::Work { id, offset, len } => {
-            if !gather(qp, shared, parts, id, offset, len) {
+            if !gather(qp, shared, parts, id, offset, count * len) {
                 qp.fail_at(id, IBV_WC_LOC_PROT_ERR, shared);
                 return;
             }
@@ -120,8 +120,8 @@ pub(super) fn send_packet(
         migrated: true,
         congestion: (false, false),
     };
-    parts.send(&mut links[link], To { address, class }, &header.encode(len as usize), now);
-    shared.packets = shared.packets.wrapping_add(1);
+    parts.send(&mut links[link], To { address, class }, header.encode(len as usize), (len as usize, count), now);
+    shared.packets = shared.packets.wrapping_add(count);
     qp.packet_built(shared);
 }
 
@@ -199,7 +199,7 @@ pub(super) fn send_datagram(
         congestion: (false, false),
     };
     let headers = header.encode(len as usize);
-    parts.send(link, To { address: to.address, class: to.class }, &headers, now);
+    parts.send(link, To { address: to.address, class: to.class }, headers, (len as usize, 1), now);
     shared.packets = shared.packets.wrapping_add(1);
     let loopback = is_group.then(|| {
         let mut datagram = headers.to_vec();

@@ -300,6 +300,22 @@ impl Qp {
         }
     }
 
+    /// Transmits up to `most` more packets of the run that `last` starts. Returns their number.
+    #[inline]
+    pub(crate) fn extend_run(&mut self, last: &Outgoing, most: u32, shared: &mut Shared) -> u32 {
+        if !last.operation.is_middle() {
+            return 0;
+        }
+        let (machine, host) = self.split(shared);
+        match machine {
+            Machine::Reliable { responder, .. } if last.operation.is_answer() => {
+                responder.extend_run(last, most, &host)
+            }
+            Machine::Reliable { requester: Some(requester), .. } => requester.extend_run(last, most),
+            _ => 0,
+        }
+    }
+
     /// Notes that a packet was built. The last packet of unreliable work completes it.
     pub(crate) fn packet_built(&mut self, shared: &mut Shared) {
         let (machine, mut host) = self.split(shared);

@@ -396,7 +396,7 @@ mod tests {
     use crate::device::link::Link;
     use crate::device::polling::{PACKETS, packets_of_thread};
     use crate::faults::Faults;
-    use crate::net::To;
+    use crate::net::{Run, To};
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
@@ -413,13 +413,13 @@ mod tests {
         let (mut core, now) = (peer.lock(), peer.now());
         let Link { socket, outbox, .. } = &mut core.links[0];
         // SAFETY: there is no payload.
-        unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+        unsafe { outbox.push(socket, To { address, class: 0 }, Run::new(&mut [0; 12], &[], 0, 1), now) };
         outbox.flush(socket, now);
         // The first packet announces a new peer. The server accepts it and stays idle.
         device.lock().progress(now);
         device.lock().disarm_wakeups();
         // SAFETY: there is no payload.
-        unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+        unsafe { outbox.push(socket, To { address, class: 0 }, Run::new(&mut [0; 12], &[], 0, 1), now) };
         outbox.flush(socket, now);
         assert!(matches!(wait_set.nap(&device, Duration::ZERO), Woken::Timeout), "it has not asked to be woken");
         outbox.kick();
@@ -464,7 +464,9 @@ mod tests {
         core.links[0].set_faults(Faults { delay: Duration::from_secs(1), ..Faults::default() }, now);
         let Link { socket, outbox, .. } = &mut core.links[0];
         // SAFETY: there is no payload.
-        unsafe { outbox.push(socket, To { address: socket.address(), class: 0 }, &[0; 12], &[], now) };
+        unsafe {
+            outbox.push(socket, To { address: socket.address(), class: 0 }, Run::new(&mut [0; 12], &[], 0, 1), now)
+        };
         drop(core);
         device.poll(0);
         assert!(device.server.was_woken(), "a packet is to go later, and nobody need come back");
@@ -497,7 +499,9 @@ mod tests {
         let Link { socket, outbox, .. } = &mut core.links[0];
         for _ in 0..COUNT {
             // SAFETY: there is no payload.
-            unsafe { outbox.push(socket, To { address: socket.address(), class: 0 }, &[0; 12], &[], now) };
+            unsafe {
+                outbox.push(socket, To { address: socket.address(), class: 0 }, Run::new(&mut [0; 12], &[], 0, 1), now)
+            };
         }
         outbox.flush(socket, now);
         drop(core);
@@ -525,7 +529,7 @@ mod tests {
         let (mut core, now) = (device.lock(), device.now());
         let Link { socket, outbox, .. } = &mut core.links[0];
         // SAFETY: there is no payload.
-        unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+        unsafe { outbox.push(socket, To { address, class: 0 }, Run::new(&mut [0; 12], &[], 0, 1), now) };
         outbox.flush(socket, now);
         device.unlock(core);
         assert!(device.server.was_woken());

@@ -22,7 +22,7 @@ use crate::check::{self, Object};
 use crate::cm::MAD_QP;
 use crate::net::Origin;
 use crate::transport::Time;
-use crate::wire::{Data, Packet, Transport};
+use crate::wire::{Chunks, Data, Following, Packet, Transport};
 
 /// Destination queue pair number of multicast datagrams.
 pub(crate) const MULTICAST_QP: u32 = 0xff_ffff;
@@ -146,34 +146,43 @@ impl State {
         }
     }
 
-    /// Handles a packet whose invariant CRC is valid, and that has arrived at `to`, the address of a link.
-    pub(crate) fn handle_packet(&mut self, link: usize, from: Origin, to: IpAddr, datagram: Data<'_>, now: Time) {
-        RECEIVED.add(datagram.len());
-        self.shared.packets = self.shared.packets.wrapping_add(1);
+    /// Handles packets that have arrived at `to`, the address of a link. Their invariant CRCs were checked.
+    pub(crate) fn handle_packets(&mut self, link: usize, from: Origin, to: IpAddr, packets: Chunks<'_>, now: Time) {
         let copy;
-        let datagram = if check::is_active() {
+        let mut packets = if check::is_active() {
             // The checker and the device have to see the same bytes.
-            copy = datagram.to_vec();
-            Data::from(&copy)
+            copy = packets.rest().to_vec();
+            Data::from(&copy).chunks(packets.chunk_len())
         } else {
-            datagram
+            packets
         };
-        let Ok(packet) = Packet::parse(datagram) else { return };
-        let number = packet.header.dest_qp;
-        if number == MAD_QP {
-            self.cma.receive_mad(link, from, &packet);
-        } else if let Transport::Ud { .. } = packet.header.transport {
-            let route = route_header(from, to, datagram.len());
-            if let Some(qp) = self.qps.get_mut(&number).filter(|_| number != MULTICAST_QP) {
-                qp.handle_datagram(&packet, &route, &mut self.shared);
+        let (bytes, count) = (packets.rest().len(), packets.remaining());
+        RECEIVED.add(count, bytes);
+        self.shared.packets = self.shared.packets.wrapping_add(count as u32);
+        while let Some(datagram) = packets.next() {
+            let Ok(packet) = Packet::parse(datagram) else { continue };
+            let number = packet.header.dest_qp;
+            if number == MAD_QP {
+                self.cma.receive_mad(link, from, &packet);
+            } else if let Transport::Ud { .. } = packet.header.transport {
+                let route = route_header(from, to, datagram.len());
+                if let Some(qp) = self.qps.get_mut(&number).filter(|_| number != MULTICAST_QP) {
+                    qp.handle_datagram(&packet, &route, &mut self.shared);
+                }
+            } else if let Some(qp) = self.qps.get_mut(&number) {
+                qp.handle(&packet, from.address, now, &mut self.shared);
+                // The next packets of the run are compared with this one instead of parsed.
+                if let Some(mut following) = Following::after(&packet) {
+                    while let Some(packet) = packets.next_if(|datagram| following.next(datagram)) {
+                        qp.handle(&packet, from.address, now, &mut self.shared);
+                    }
+                }
+                if qp.awaits_establishment && qp.has_received() {
+                    qp.awaits_establishment = false;
+                    self.cma.establish_by_data(number);
+                }
+                self.mark_ready(number);
             }
-        } else if let Some(qp) = self.qps.get_mut(&number) {
-            qp.handle(&packet, from.address, now, &mut self.shared);
-            if qp.awaits_establishment && qp.has_received() {
-                qp.awaits_establishment = false;
-                self.cma.establish_by_data(number);
-            }
-            self.mark_ready(number);
         }
     }
 

@@ -14,7 +14,7 @@ use super::queues::Task;
 use super::state::State;
 use crate::net::Origin;
 use crate::transport::{Payload, Request, Time};
-use crate::wire::{Header, ICRC, Operation, Psn, RemoteRange, Trailer, Transport};
+use crate::wire::{Data, Header, ICRC, Operation, Psn, RemoteRange, Trailer, Transport};
 
 pub(super) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 1, 1, 1));
 pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 2, 2, 2));
@@ -147,7 +147,13 @@ impl Target {
             migrated: true,
             congestion: (false, false),
         };
-        self.state.handle_packet(0, origin(PEER), LOCAL, (&datagram(&header, &[])).into(), now);
+        let packet = datagram(&header, &[]);
+        self.handle(&packet, packet.len(), now);
+    }
+
+    /// Handles packets of `len` bytes each.
+    pub(super) fn handle(&mut self, packets: &[u8], len: usize, now: Time) {
+        self.state.handle_packets(0, origin(PEER), LOCAL, Data::from(packets).chunks(len), now);
     }
 
     pub(super) fn post(&mut self) {
@@ -157,7 +163,7 @@ impl Target {
     /// Handles a packet, sends all packets that follow from it, and checks the memory.
     pub(super) fn deliver(&mut self, datagram: &[u8]) {
         let now = Time(1);
-        self.state.handle_packet(0, origin(PEER), LOCAL, datagram.into(), now);
+        self.handle(datagram, datagram.len(), now);
         let State { qps, shared, .. } = &mut self.state;
         let qp = qps.get_mut(&self.qp).unwrap();
         // At most four reads of a page are answered at once. Their responses have fewer packets than this.

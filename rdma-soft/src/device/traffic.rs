@@ -20,11 +20,12 @@ impl Count {
         Count { packets: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
-    /// Counts a packet of `len` bytes from its base transport header to its invariant CRC, with the device locked.
+    /// Counts packets and their bytes in total. The device is locked.
     ///
-    /// The lock keeps other threads from counting, so a load and a store suffice.
-    pub(crate) fn add(&self, len: usize) {
-        for (count, more) in [(&self.packets, 1), (&self.bytes, len as u64)] {
+    /// Bytes are counted from the base transport header to the invariant CRC. The lock keeps other threads from counting, so a load
+    /// and a store suffice.
+    pub(crate) fn add(&self, packets: usize, bytes: usize) {
+        for (count, more) in [(&self.packets, packets as u64), (&self.bytes, bytes as u64)] {
             count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use super::To;
-use super::batch::{path, recompute_icrc};
+use super::batch::path;
 use super::mmsg::{MESSAGES, SendMessages};
 use super::socket::Link;
 use crate::wire::{IcrcSeed, UDP_PORT};
@@ -95,7 +95,7 @@ impl Backlog {
         for packet in message.bytes.chunks(message.segment).rev() {
             // The identification of each packet was its index in the message. It becomes zero.
             let mut bytes = packet.to_vec();
-            recompute_icrc(&mut bytes, &seed, 0);
+            seed.write(0, &mut bytes);
             self.bytes += bytes.len();
             self.messages.push_front(Message { to: message.to, segment: bytes.len(), bytes });
         }

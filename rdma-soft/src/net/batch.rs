@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::backlog::Backlog;
 use super::mmsg::{MESSAGES, SendMessages};
 use super::socket::Link;
-use super::{MAX_MESSAGE, Part, To};
-use crate::wire::{Header, ICRC, IcrcSeed, Path, UDP_PORT, connected_qp};
+use super::{MAX_MESSAGE, Run, To};
+use crate::wire::{IcrcSeed, Path, UDP_PORT, connected_qp};
 
 /// Maximum packets per message: the limit of Linux before 6.9 (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: usize = 64;
@@ -112,30 +112,33 @@ impl Batch {
         self.count == 0
     }
 
-    /// Adds a packet. Returns `false` if the batch must be sent first.
+    /// Adds the packets of a run. Returns `false` if the batch is full: send it, and call this again.
     ///
     /// # Safety
     /// The payload is valid for reads.
-    pub(super) unsafe fn push(
-        &mut self,
-        link: &impl Link,
-        to: To,
-        headers: &[u8],
-        payload: &[Part],
-        use_gso: bool,
-    ) -> bool {
-        let len = packet_len(headers, payload);
-        // A packet without a path to its destination is dropped.
+    pub(super) unsafe fn push(&mut self, link: &impl Link, to: To, run: &mut Run<'_>, use_gso: bool) -> bool {
+        let len = run.packet_len();
+        // Packets without a path to their destination are dropped.
         let Some(path) = path(link.address(), UDP_PORT, to.address).filter(|_| len <= MAX_MESSAGE) else { return true };
-        let order = order_of(headers);
-        let Some(at) = self.place(to, order, len, use_gso) else { return false };
-        let message = &mut self.messages[at];
-        message.order |= order;
-        // Linux counts the IPv4 identifications of a message's segments up from its own, which is zero with "don't fragment".
-        let identification = message.segments.add(len);
-        self.bytes += len;
-        // SAFETY: the caller keeps the payload valid.
-        unsafe { append(&mut message.bytes, &self.seed.of(path), identification, headers, payload) };
+        let (order, seed) = (order_of(run.headers()), self.seed.of(path));
+        while !run.is_empty() {
+            let Some(at) = self.place(to, order, len, use_gso) else { return false };
+            let message = &mut self.messages[at];
+            message.order |= order;
+            // `place` would return this message again while it has room and the batch is not full.
+            loop {
+                // Linux counts the IPv4 identifications of a message's segments up from its own, which is zero with "don't
+                // fragment".
+                let identification = message.segments.add(len);
+                self.bytes += len;
+                // SAFETY: the caller keeps the payload valid.
+                unsafe { append(&mut message.bytes, &seed, identification, run) };
+                let is_full = self.bytes >= BATCH_BYTES || !use_gso;
+                if run.is_empty() || is_full || !message.segments.fits(len, MAX_MESSAGE) {
+                    break;
+                }
+            }
+        }
         true
     }
 
@@ -191,7 +194,7 @@ impl Batch {
             let start = message.bytes.len();
             message.bytes.extend_from_slice(&moved.bytes);
             let identification = message.segments.add(len);
-            recompute_icrc(&mut message.bytes[start..], &self.seed.of(path), identification);
+            self.seed.of(path).write(identification, &mut message.bytes[start..]);
             message.order |= order;
             (moved.segments, moved.order) = (Segments::new(len), 0);
         }
@@ -224,38 +227,16 @@ fn order_of(headers: &[u8]) -> u128 {
     connected_qp(headers).map_or(u128::MAX, |qp| 1 << (qp % u128::BITS))
 }
 
-/// Recomputes the CRC of a packet for an IPv4 identification.
-pub(super) fn recompute_icrc(packet: &mut [u8], seed: &IcrcSeed, identification: u16) {
-    let mut icrc = seed.begin(identification, packet.len());
-    if let Some((content, value)) = packet.split_last_chunk_mut::<ICRC>() {
-        icrc.headers(content);
-        *value = icrc.finish();
-    }
-}
-
-/// Bytes of a packet, including padding and CRC.
-pub(super) fn packet_len(headers: &[u8], payload: &[Part]) -> usize {
-    let content = payload.iter().fold(headers.len(), |len, part| len.saturating_add(part.len));
-    content.saturating_add(Header::padding(content) + ICRC)
-}
-
-/// Appends a packet with padding and CRC.
+/// Appends the next packet of a run, with its CRC.
 ///
 /// # Safety
 /// The payload is valid for reads. A peer may write to exposed parts concurrently. The packet then has a mix of old and new
 /// bytes, with a matching CRC.
-pub(super) unsafe fn append(to: &mut Vec<u8>, seed: &IcrcSeed, identification: u16, headers: &[u8], payload: &[Part]) {
-    let (start, len) = (to.len(), packet_len(headers, payload));
-    to.reserve(len);
-    to.extend_from_slice(headers);
-    for part in payload.iter().filter(|part| part.len > 0) {
-        // SAFETY: the caller's promise. No part overlaps the vector.
-        unsafe { part.append_to(to) };
-    }
-    to.resize(start + len - ICRC, 0);
-    let mut icrc = seed.begin(identification, len);
-    icrc.headers(&to[start..]);
-    to.extend_from_slice(&icrc.finish());
+pub(super) unsafe fn append(to: &mut Vec<u8>, seed: &IcrcSeed, identification: u16, run: &mut Run<'_>) {
+    let start = to.len();
+    // SAFETY: the caller's promise. No part overlaps the vector, which the device owns.
+    unsafe { run.append_next(to) };
+    seed.write(identification, &mut to[start..]);
 }
 
 /// Returns the path between two addresses, or `None` if their families differ.

@@ -11,7 +11,7 @@ use super::shm::{Crc, split_prefix};
 use super::shm_receivers::ShmReceivers;
 use super::sockaddr::SockAddr;
 use super::socket::{Socket, receive_messages};
-use crate::wire::{Data, IcrcSeed, Path, UDP_PORT};
+use crate::wire::{Chunks, Data, IcrcSeed, Path, UDP_PORT};
 
 /// Maximum messages per system call.
 const MESSAGES: usize = 16;
@@ -32,6 +32,9 @@ const MAX_SHM_MESSAGES: usize = 64;
 
 /// Bytes of control messages: segment size, traffic class and hop limit.
 const CONTROL: usize = 96;
+
+/// Bytes of packets with checked CRCs that are passed on together. They are still in the first-level cache.
+const CHECKED_BYTES: usize = 8 << 10;
 
 /// Aligned memory for control messages.
 #[derive(Clone, Copy)]
@@ -145,25 +148,25 @@ impl Inbox {
         self.is_drained
     }
 
-    /// Receives from all sources and passes each valid packet to `each`, with its origin.
+    /// Receives from all sources. Passes valid packets of one origin together to `handle`.
     ///
     /// Returns whether anything arrived. More may then be waiting.
-    pub(crate) fn receive(&mut self, socket: &Socket, mut each: impl FnMut(Origin, Data<'_>)) -> bool {
+    pub(crate) fn receive(&mut self, socket: &Socket, mut handle: impl FnMut(Origin, Chunks<'_>)) -> bool {
         self.is_drained = true;
-        self.receive_all(socket, &mut each)
+        self.receive_all(socket, &mut handle)
     }
 
     /// Like [`receive`](Inbox::receive), for a caller that polls continuously. Checks idle sources only from time to time.
-    pub(crate) fn poll(&mut self, socket: &Socket, mut each: impl FnMut(Origin, Data<'_>)) -> bool {
+    pub(crate) fn poll(&mut self, socket: &Socket, mut handle: impl FnMut(Origin, Chunks<'_>)) -> bool {
         self.polls = self.polls.wrapping_add(1);
         let interval = if self.last_source == Source::Udp { FULL_CHECK_UDP } else { FULL_CHECK_SHM };
         self.is_drained = self.polls % interval == 0;
         if self.is_drained {
-            return self.receive_all(socket, &mut each);
+            return self.receive_all(socket, &mut handle);
         }
         match self.last_source {
-            Source::Udp => self.receive_udp(socket, &mut each),
-            Source::Shm => self.receive_shm(socket, &mut each),
+            Source::Udp => self.receive_udp(socket, &mut handle),
+            Source::Shm => self.receive_shm(socket, &mut handle),
         }
     }
 
@@ -177,40 +180,40 @@ impl Inbox {
         &mut self,
         socket: &Socket,
         readable: Readable,
-        mut each: impl FnMut(Origin, Data<'_>),
+        mut handle: impl FnMut(Origin, Chunks<'_>),
     ) -> bool {
         self.polls = self.polls.wrapping_add(1);
         self.is_drained = false;
-        let has_udp = readable.udp && self.receive_udp(socket, &mut each);
+        let has_udp = readable.udp && self.receive_udp(socket, &mut handle);
         if !readable.shm {
             return has_udp;
         }
-        let mut has_shm = self.receive_shm(socket, &mut each);
+        let mut has_shm = self.receive_shm(socket, &mut handle);
         // Without packets, a peer has connected, closed a connection, or made room, unless a peer has woken this thread for packets
         // that another one took. While packets arrive, check for that now and then. An edge-triggered program may then miss a new
         // connection, which the server accepts at its next scan.
         if !has_shm && !self.was_woken() || self.polls % FULL_CHECK_UDP == 0 {
             if let Some(shm) = socket.shm() {
                 self.receivers.handle_events(shm);
-                has_shm |= self.receive_shm(socket, &mut each);
+                has_shm |= self.receive_shm(socket, &mut handle);
             }
         }
         has_shm | has_udp
     }
 
     /// Receives from all sources.
-    fn receive_all(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, Data<'_>)) -> bool {
+    fn receive_all(&mut self, socket: &Socket, handle: &mut impl FnMut(Origin, Chunks<'_>)) -> bool {
         if let Some(shm) = socket.shm() {
             self.receivers.handle_events(shm);
         }
         // UDP first: a peer that has just switched to shared memory sent its UDP packets earlier.
-        let has_udp = self.receive_udp(socket, each);
-        self.receive_shm(socket, each) | has_udp
+        let has_udp = self.receive_udp(socket, handle);
+        self.receive_shm(socket, handle) | has_udp
     }
 
     /// Receives from the UDP socket.
-    fn receive_udp(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, Data<'_>)) -> bool {
-        let has_received = self.receive_by(socket.address(), each, |messages| {
+    fn receive_udp(&mut self, socket: &Socket, handle: &mut impl FnMut(Origin, Chunks<'_>)) -> bool {
+        let has_received = self.receive_by(socket.address(), handle, |messages| {
             // SAFETY: `receive_by` points them to memory of this inbox.
             unsafe { socket.receive(messages) }
         });
@@ -221,7 +224,7 @@ impl Inbox {
     }
 
     /// Receives from the shared memory of same-host peers.
-    fn receive_shm(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, Data<'_>)) -> bool {
+    fn receive_shm(&mut self, socket: &Socket, handle: &mut impl FnMut(Origin, Chunks<'_>)) -> bool {
         let Some(shm) = socket.shm() else { return false };
         let mut left = MAX_SHM_MESSAGES;
         for _ in 0..self.receivers.count() {
@@ -235,7 +238,7 @@ impl Inbox {
             let end = left.saturating_sub(MAX_PER_PEER);
             let Inbox { receivers, bytes, damaged, last_receiver, icrc_seed, .. } = self;
             let mut handle = |address, message: Data<'_>| match shm_message(address, message, bytes) {
-                Some(message) => *damaged += message.deliver(socket.address(), icrc_seed, each),
+                Some(message) => *damaged += message.deliver(socket.address(), icrc_seed, handle),
                 None => *damaged += 1,
             };
             while receivers.take(*last_receiver, shm, &mut handle).is_some() {
@@ -283,8 +286,8 @@ impl Inbox {
     }
 
     /// Like [`receive`](Inbox::receive), for a multicast group.
-    pub(crate) fn receive_group(&mut self, group: &Group, mut each: impl FnMut(Origin, Data<'_>)) -> bool {
-        self.receive_by(group.address(), &mut each, |messages| {
+    pub(crate) fn receive_group(&mut self, group: &Group, mut handle: impl FnMut(Origin, Chunks<'_>)) -> bool {
+        self.receive_by(group.address(), &mut handle, |messages| {
             // SAFETY: `receive_by` points them to memory of this inbox.
             unsafe { receive_messages(group.fd().as_raw_fd(), messages) }
         })
@@ -297,14 +300,14 @@ impl Inbox {
     fn receive_by(
         &mut self,
         to: IpAddr,
-        each: &mut impl FnMut(Origin, Data<'_>),
+        handle: &mut impl FnMut(Origin, Chunks<'_>),
         receive: impl FnOnce(&mut [libc::mmsghdr]) -> io::Result<usize>,
     ) -> bool {
         self.set_up_headers();
         let count = receive(&mut self.headers[..self.request.messages]).unwrap_or(0);
         self.is_drained &= count < self.request.messages;
         // SAFETY: `receive` has filled that many messages.
-        unsafe { self.deliver(count, to, each) };
+        unsafe { self.deliver(count, to, handle) };
         self.request.note(count);
         count > 0
     }
@@ -328,14 +331,14 @@ impl Inbox {
     ///
     /// # Safety
     /// The kernel has filled that many messages.
-    unsafe fn deliver(&mut self, count: usize, to: IpAddr, each: &mut impl FnMut(Origin, Data<'_>)) {
+    unsafe fn deliver(&mut self, count: usize, to: IpAddr, handle: &mut impl FnMut(Origin, Chunks<'_>)) {
         for at in 0..count {
             let header = &self.headers[at];
-            let message = &self.bytes[at * BUFFER..][..header.msg_len as usize];
+            let message = &mut self.bytes[at * BUFFER..][..header.msg_len as usize];
             let is_whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
             // SAFETY: the caller's promise. The control messages are in memory of this inbox.
             match unsafe { udp_message(&header.msg_hdr, &self.names[at], message) }.filter(|_| is_whole) {
-                Some(message) => self.damaged += message.deliver(to, &mut self.icrc_seed, each),
+                Some(message) => self.damaged += message.deliver(to, &mut self.icrc_seed, handle),
                 None => self.damaged += 1,
             }
         }
@@ -353,19 +356,24 @@ struct Message<'a> {
 /// Packets one after the other.
 enum Packets<'a> {
     /// They are in private memory, so that they still match their CRCs when they are handled.
-    WithCrc(&'a [u8]),
+    WithCrc(&'a mut [u8]),
     /// The four bytes in place of each CRC are ignored.
     WithoutCrc(Data<'a>),
 }
 
 impl Message<'_> {
-    /// Passes each packet with a valid CRC to `each`. Returns the number of other packets. `last` caches a CRC seed.
-    fn deliver(&self, to: IpAddr, last: &mut Option<(Path, IcrcSeed)>, each: &mut impl FnMut(Origin, Data<'_>)) -> u64 {
+    /// Passes the packets with valid CRCs to `handle`. Returns the number of other packets. `last` caches a CRC seed.
+    fn deliver(
+        self,
+        to: IpAddr,
+        last: &mut Option<(Path, IcrcSeed)>,
+        handle: &mut impl FnMut(Origin, Chunks<'_>),
+    ) -> u64 {
         let Some(path) = path(self.origin.address, self.port, to) else { return 0 };
-        let packets = match self.packets {
-            Packets::WithCrc(packets) => packets.chunks(self.segment),
+        let (packets, segment) = match self.packets {
+            Packets::WithCrc(packets) => (packets, self.segment),
             Packets::WithoutCrc(packets) => {
-                packets.chunks(self.segment).for_each(|packet| each(self.origin, packet));
+                handle(self.origin, packets.chunks(self.segment));
                 return 0;
             }
         };
@@ -373,24 +381,39 @@ impl Message<'_> {
             Some((of, icrc_seed)) if *of == path => *icrc_seed,
             _ => last.insert((path, IcrcSeed::new(&path))).1,
         };
+        let origin = self.origin;
+        let mut pass = |packets: &[u8]| {
+            if !packets.is_empty() {
+                handle(origin, Data::from(packets).chunks(segment));
+            }
+        };
         // The identifications of a message's packets count up, usually from zero.
         let (mut identification, mut damaged) = (0, 0);
-        for packet in packets {
-            match icrc_seed.identify(identification, packet) {
-                Some(found) => {
-                    identification = found.wrapping_add(1);
-                    each(self.origin, packet.into());
+        let (mut start, mut at) = (0, 0);
+        while at < packets.len() {
+            let end = packets.len().min(at + segment);
+            match icrc_seed.identify(identification, &mut packets[at..end]) {
+                Some(found) => identification = found.wrapping_add(1),
+                None => {
+                    pass(&packets[start..at]);
+                    damaged += 1;
+                    start = end;
                 }
-                None => damaged += 1,
             }
+            if end - start >= CHECKED_BYTES {
+                pass(&packets[start..end]);
+                start = end;
+            }
+            at = end;
         }
+        pass(&packets[start..]);
         damaged
     }
 }
 
 /// # Safety
 /// The control messages are valid, as the kernel has written them.
-unsafe fn udp_message<'a>(header: &libc::msghdr, name: &SockAddr, message: &'a [u8]) -> Option<Message<'a>> {
+unsafe fn udp_message<'a>(header: &libc::msghdr, name: &SockAddr, message: &'a mut [u8]) -> Option<Message<'a>> {
     let (address, port) = name.get()?;
     // SAFETY: the caller's promise.
     let ControlData { segment, class, hops } = unsafe { parse_control(header) };
@@ -454,8 +477,10 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::net::Run;
     use crate::net::batch::append;
     use crate::net::mmsg::put_cmsg;
+    use crate::wire::ICRC;
 
     const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
     const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
@@ -466,7 +491,7 @@ mod tests {
         let mut bytes = Vec::new();
         for number in 0..count {
             // SAFETY: there is no payload.
-            unsafe { append(&mut bytes, &icrc_seed, number, &vec![number as u8; len], &[]) };
+            unsafe { append(&mut bytes, &icrc_seed, number, &mut Run::new(&mut vec![number as u8; len], &[], 0, 1)) };
         }
         bytes
     }
@@ -504,6 +529,31 @@ mod tests {
     }
 
     #[test]
+    fn damaged_packets_are_left_out_of_their_message() {
+        const PACKETS: usize = 24;
+        const GROUP: usize = 16;
+        const LEN: usize = CHECKED_BYTES / GROUP;
+        for damaged in [&[][..], &[0], &[7], &[15], &[16], &[17, 18, 23], &[0, 1, 2, 16]] {
+            let mut bytes = packets(PACKETS as u16, LEN - ICRC);
+            damaged.iter().for_each(|at| bytes[LEN * at + 20] ^= 1);
+            let message = Message {
+                origin: Origin { address: PEER.into(), class: 0, hops: Origin::HOPS },
+                port: UDP_PORT,
+                segment: LEN,
+                packets: Packets::WithCrc(&mut bytes),
+            };
+            let mut groups: Vec<Vec<usize>> = Vec::new();
+            let handle = &mut |_, packets: Chunks<'_>| {
+                groups.push(packets.map(|packet| packet.to_vec()[0].into()).collect());
+            };
+            assert_eq!(message.deliver(HERE.into(), &mut None, handle), damaged.len() as u64);
+            assert!(groups.iter().all(|group| (1..=GROUP).contains(&group.len())), "{groups:?}");
+            assert_eq!(groups.concat(), (0..PACKETS).filter(|at| !damaged.contains(at)).collect::<Vec<_>>());
+            assert!(!damaged.is_empty() || groups.len() == 2, "{groups:?}");
+        }
+    }
+
+    #[test]
     fn messages_are_split_into_packets_with_their_control_data() {
         let mut inbox = Inbox::new();
         inbox.request.messages = 2;
@@ -519,7 +569,11 @@ mod tests {
         }
         let mut delivered = Vec::new();
         // SAFETY: both messages were written above.
-        unsafe { inbox.deliver(2, HERE.into(), &mut |origin, packet| delivered.push((origin, packet.to_vec()))) };
+        unsafe {
+            inbox.deliver(2, HERE.into(), &mut |origin, packets| {
+                delivered.extend(packets.map(|packet| (origin, packet.to_vec())))
+            })
+        };
         let origin = |class, hops| Origin { address: PEER.into(), class, hops };
         let mut expected: Vec<_> = segmented.chunks(24).map(|packet| (origin(0, 7), packet.to_vec())).collect();
         expected.push((origin(0xb8, Origin::HOPS), single));

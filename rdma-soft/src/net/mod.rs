@@ -20,6 +20,7 @@ mod poll;
 pub(crate) mod presence;
 mod ring;
 pub(crate) mod route;
+mod run;
 mod shm;
 mod shm_handshake;
 mod shm_receivers;
@@ -35,6 +36,7 @@ pub(crate) use group::Group;
 pub(crate) use group::Membership;
 pub(crate) use inbox::{Inbox, Readable};
 pub(crate) use outbox::Outbox;
+pub(crate) use run::Run;
 pub(crate) use socket::{OpenError, Socket};
 
 use std::net::IpAddr;
@@ -47,7 +49,7 @@ pub(crate) struct To {
     pub(crate) class: u8,
 }
 
-/// Part of a packet's payload.
+/// Part of the payload of one or more packets.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) address: *const u8,

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use super::backlog::Backlog;
-use super::batch::{Batch, append, packet_len, path};
+use super::batch::{Batch, append, path};
 use super::fault_queue::FaultQueue;
 use super::mmsg::SendMessages;
 use super::shm_senders::ShmSenders;
 use super::socket::Link;
-use super::{MAX_MESSAGE, Part, To};
+use super::{MAX_MESSAGE, Run, To};
 use crate::faults::Faults;
 use crate::transport::Time;
 use crate::wire::{IcrcSeed, UDP_PORT};
@@ -66,37 +66,40 @@ impl Outbox {
         });
     }
 
-    /// Adds a packet of headers (at most 52 bytes), payload, padding and invariant CRC. May send earlier packets. The CRC is zero
-    /// if the packet goes through shared memory and no faults are injected.
+    /// Adds the packets of a run. May send earlier packets, and the first of the run. CRCs are zero in shared memory unless faults
+    /// are injected.
     ///
     /// The payload is copied, because peers may write to memory that is being sent, and the packet must match its CRC. The copy
     /// is cheap: the CRC and the kernel then find the data in the cache.
     ///
     /// # Safety
     /// Each part of the payload is valid for reads.
-    pub(crate) unsafe fn push(&mut self, socket: &impl Link, to: To, headers: &[u8], payload: &[Part], now: Time) {
+    pub(crate) unsafe fn push(&mut self, socket: &impl Link, to: To, mut run: Run<'_>, now: Time) {
         if let Some(faults) = &mut self.faults {
             let path = path(socket.address(), UDP_PORT, to.address);
-            if let Some(path) = path.filter(|_| packet_len(headers, payload) <= MAX_MESSAGE) {
-                let mut packet = Vec::new();
-                // SAFETY: the caller's promise.
-                unsafe { append(&mut packet, &IcrcSeed::new(&path), 0, headers, payload) };
-                faults.push(to, packet, now);
+            if let Some(path) = path.filter(|_| run.packet_len() <= MAX_MESSAGE) {
+                let seed = IcrcSeed::new(&path);
+                while !run.is_empty() {
+                    let mut packet = Vec::new();
+                    // SAFETY: the caller's promise.
+                    unsafe { append(&mut packet, &seed, 0, &mut run) };
+                    faults.push(to, packet, now);
+                }
             }
             return;
         }
         if self.shm_senders.connect(socket, to.address, now) {
             // SAFETY: the caller's promise.
-            unsafe { self.shm_senders.push(to, headers, payload, now) };
+            unsafe { self.shm_senders.push(to, run, now) };
             return;
         }
-        let use_gso = self.uses_gso(socket);
-        // SAFETY: the caller's promise.
-        let is_full = unsafe { !self.batch.push(socket, to, headers, payload, use_gso) };
-        if is_full {
-            self.flush(socket, now);
+        loop {
+            let use_gso = self.uses_gso(socket);
             // SAFETY: the caller's promise.
-            unsafe { self.batch.push(socket, to, headers, payload, use_gso) };
+            if unsafe { self.batch.push(socket, to, &mut run, use_gso) } {
+                break;
+            }
+            self.flush(socket, now);
         }
     }
 

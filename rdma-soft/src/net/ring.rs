@@ -314,6 +314,7 @@ impl Receiver {
     /// Passes the next message to `handle`, and then frees its room. Returns `None` if there is no message.
     ///
     /// The sender may write to the message meanwhile.
+    #[inline]
     pub(super) fn take<R>(&mut self, handle: impl FnOnce(Data<'_>) -> R) -> Result<Option<R>, RingError> {
         let control = self.mapping.control();
         let available = control.tail.0.load(Ordering::Acquire).wrapping_sub(self.head);

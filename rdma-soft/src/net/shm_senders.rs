@@ -5,10 +5,10 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::batch::{BATCH_BYTES, Segments, packet_len};
+use super::batch::{BATCH_BYTES, Segments};
 use super::shm::{Crc, PREFIX, ShmSender, encode_prefix};
 use super::socket::Link;
-use super::{MAX_MESSAGE, Part, To};
+use super::{MAX_MESSAGE, Run, To};
 use crate::transport::Time;
 
 /// Interval at which a thread that is awake retries a full ring.
@@ -100,45 +100,47 @@ impl Peer {
         self.sender.is_some()
     }
 
-    /// Writes a packet of `len` bytes to the ring, or queues it behind the backlog. Drops it if the peer is gone.
+    /// Writes the next packet of a run to the ring, or queues it in the backlog.
+    ///
+    /// Returns `false` if the peer is gone or stalled. The caller then drops the rest of the run.
     ///
     /// # Safety
-    /// Same as [`write_packet`], without `to`.
-    unsafe fn push(&mut self, class: u8, len: usize, headers: &[u8], payload: &[Part], now: Time) {
+    /// Each part of the payload is valid for reads.
+    unsafe fn push(&mut self, class: u8, run: &mut Run<'_>, now: Time) -> bool {
+        let len = run.packet_len();
         let fits = |open: &Open| open.class == class && open.segments.fits(len, MAX_MESSAGE - PREFIX);
         if self.open.as_ref().is_some_and(|open| !fits(open)) {
             self.publish();
         }
         if self.backlog.is_empty() {
             // SAFETY: the caller's promise.
-            match unsafe { self.append(class, len, headers, payload, now) } {
-                Ok(()) => return,
+            match unsafe { self.append(class, run, now) } {
+                Ok(()) => return true,
                 Err(error) => {
                     self.publish();
                     if !self.should_retry(&error, now) {
-                        return;
+                        return false;
                     }
                 }
             }
         }
         let mut message = Vec::with_capacity(PREFIX + len);
         message.extend_from_slice(&encode_prefix(len, class, Crc::Omitted));
-        // SAFETY: the vector has room for the packet, which is written whole. The caller promises the rest.
-        unsafe {
-            write_packet(message.as_mut_ptr().add(PREFIX), len, headers, payload);
-            message.set_len(PREFIX + len);
-        }
+        // SAFETY: the caller's promise. No part overlaps the new vector.
+        unsafe { run.append_next(&mut message) };
         self.queue(message);
+        true
     }
 
-    /// Writes a packet to the open message, or to a new one.
+    /// Writes the next packet of a run to the open message, or to a new one.
     ///
     /// # Safety
     /// Same as [`Peer::push`].
     ///
     /// # Errors
     /// Same as [`ShmSender::reserve`].
-    unsafe fn append(&mut self, class: u8, len: usize, headers: &[u8], payload: &[Part], now: Time) -> io::Result<()> {
+    unsafe fn append(&mut self, class: u8, run: &mut Run<'_>, now: Time) -> io::Result<()> {
+        let len = run.packet_len();
         let Some(sender) = &mut self.sender else { return Err(io::ErrorKind::BrokenPipe.into()) };
         let start = PREFIX + self.open.as_ref().map_or(0, |open| open.segments.bytes());
         let message = sender.reserve(start + len, now)?;
@@ -148,7 +150,7 @@ impl Peer {
         }
         // SAFETY: the memory has room for this packet. No other code of this process accesses it, and what the peer writes there is
         // never read here. The caller promises the rest.
-        unsafe { write_packet(message.add(start), len, headers, payload) };
+        unsafe { run.write_next(message.add(start)) };
         self.open.get_or_insert(Open { class, segments: Segments::new(len) }).segments.add(len);
         self.stalled_since = None;
         Ok(())
@@ -235,6 +237,7 @@ impl ShmSenders {
         }
     }
 
+    #[inline]
     fn find(&self, address: &IpAddr) -> Option<usize> {
         match self.peers.get(self.last_used) {
             Some(peer) if peer.address == *address => Some(self.last_used),
@@ -360,26 +363,27 @@ impl ShmSenders {
         self.backlogged.iter().map(|index| self.peers[*index].retry_at + WAKE_DELAY).chain(idle_check).min()
     }
 
-    /// Adds a packet of headers, payload, padding and a CRC of zero for a [connected](ShmSenders::connect) peer.
+    /// Adds packets for a [connected](ShmSenders::connect) peer, with zeros instead of CRCs.
     ///
-    /// It is published with [`BATCH_BYTES`], or by [`publish`](ShmSenders::publish). Queues it if it is not accepted, and drops it
-    /// if the peer is gone.
+    /// They are published after [`BATCH_BYTES`], or by [`publish`](ShmSenders::publish). Packets wait in the backlog if the ring is
+    /// full. They are dropped if the peer is gone or stalled.
     ///
     /// # Safety
     /// Each part of the payload is valid for reads.
-    pub(super) unsafe fn push(&mut self, to: To, headers: &[u8], payload: &[Part], now: Time) {
-        let len = packet_len(headers, payload);
+    pub(super) unsafe fn push(&mut self, to: To, mut run: Run<'_>, now: Time) {
+        let len = run.packet_len();
         let Some(index) = self.find(&to.address).filter(|_| len <= MAX_MESSAGE - PREFIX) else { return };
-        // SAFETY: this is the length of the packet. The caller promises the rest.
-        unsafe { self.peers[index].push(to.class, len, headers, payload, now) };
-        if self.peers[index].open.is_some() && !self.open.contains(&index) {
-            self.open.push(index);
+        // SAFETY: the caller's promise.
+        while !run.is_empty() && unsafe { self.peers[index].push(to.class, &mut run, now) } {
+            if self.peers[index].open.is_some() && !self.open.contains(&index) {
+                self.open.push(index);
+            }
+            self.unpublished += len;
+            if self.unpublished >= BATCH_BYTES {
+                self.publish();
+            }
         }
         self.track_backlog(index);
-        self.unpublished += len;
-        if self.unpublished >= BATCH_BYTES {
-            self.publish();
-        }
     }
 
     /// Whether [`publish`](ShmSenders::publish) would do nothing.
@@ -436,23 +440,5 @@ impl ShmSenders {
     pub(super) fn retry(&mut self, now: Time) {
         let ShmSenders { peers, backlogged, .. } = self;
         backlogged.retain(|index| !peers[*index].send_backlog(now));
-    }
-}
-
-/// Writes a packet of `len` bytes, with padding, and zeros instead of a CRC.
-///
-/// # Safety
-/// `len` is the [`packet_len`] of the headers and the payload. Each part of the payload is valid for reads, and `to` for writes of
-/// `len` bytes. A peer may write to exposed parts concurrently. The packet then has a mix of old and new bytes.
-unsafe fn write_packet(to: *mut u8, len: usize, headers: &[u8], payload: &[Part]) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        to.copy_from_nonoverlapping(headers.as_ptr(), headers.len());
-        let mut at = headers.len();
-        for part in payload.iter().filter(|part| part.len > 0) {
-            part.copy_to(to.add(at));
-            at += part.len;
-        }
-        to.add(at).write_bytes(0, len - at);
     }
 }

@@ -312,7 +312,7 @@ impl Requester {
             return None;
         }
         let mut outgoing = self.packet(&wqe, self.sent_packets);
-        let ack_interval = (u32::from(self.in_flight_limit) / 4).max(1);
+        let ack_interval = self.ack_interval();
         outgoing.ack_request |=
             self.sent_packets % ack_interval == ack_interval - 1 || psn.add(1).since(self.first_unacked) >= window;
         if wqe.needs_response_data() {
@@ -324,15 +324,46 @@ impl Requester {
         if self.sent_packets >= wqe.packets {
             (self.next_wqe, self.sent_packets) = (self.next_wqe + 1, 0);
         }
-        let next_to_send = self.next_to_send();
-        if next_to_send.since(self.sent_end) > 0 {
-            self.sent_end = next_to_send;
-        }
+        self.note_sent();
         let expects_response = outgoing.ack_request || wqe.needs_response_data();
         if expects_response && self.ack_deadline.is_none() {
             self.start_timers(now);
         }
         Some(outgoing)
+    }
+
+    /// Transmits up to `most` more packets of the run that `last` starts. Returns their number.
+    ///
+    /// `last` is the packet that was just transmitted. The others have the next PSNs and the next parts of the data, and request
+    /// no ACK.
+    pub fn extend_run(&mut self, last: &Outgoing, most: u32) -> u32 {
+        let Some(wqe) = self.work.get(self.next_wqe) else { return 0 };
+        let (at, psn) = (self.sent_packets, wqe.psn.add(self.sent_packets));
+        if !last.operation.is_middle() || last.ack_request || last.psn.add(1) != psn {
+            return 0;
+        }
+        // A run ends before the last packet of the message, before one that requests an ACK, and before the end of the window.
+        let to_last = wqe.packets - 1 - at;
+        let interval = self.ack_interval();
+        let to_request = interval - 1 - at % interval;
+        let to_window = i32::from(self.in_flight_limit) - 1 - psn.since(self.first_unacked);
+        let count = to_last.min(to_request).min(to_window.max(0) as u32).min(most);
+        self.sent_packets += count;
+        self.note_sent();
+        count
+    }
+
+    /// Packets per ACK request.
+    fn ack_interval(&self) -> u32 {
+        (u32::from(self.in_flight_limit) / 4).max(1)
+    }
+
+    /// Advances `sent_end` to the next packet to send.
+    fn note_sent(&mut self) {
+        let next_to_send = self.next_to_send();
+        if next_to_send.since(self.sent_end) > 0 {
+            self.sent_end = next_to_send;
+        }
     }
 
     /// Builds the packet with this index of a work queue entry.

@@ -54,13 +54,9 @@ impl<'a> Data<'a> {
     }
 
     /// Parts of `len` bytes, the last perhaps shorter.
-    pub fn chunks(self, len: usize) -> impl Iterator<Item = Data<'a>> {
-        let mut rest = self;
-        std::iter::from_fn(move || {
-            let (chunk, after) = rest.split_at(len.min(rest.len)).filter(|(chunk, _)| !chunk.is_empty())?;
-            rest = after;
-            Some(chunk)
-        })
+    #[must_use]
+    pub fn chunks(self, len: usize) -> Chunks<'a> {
+        Chunks { rest: self, len }
     }
 
     /// Copies the bytes.
@@ -90,6 +86,56 @@ impl<'a> Data<'a> {
         let mut bytes = vec![0; self.len];
         self.copy_to(&mut bytes);
         bytes
+    }
+}
+
+/// Iterator over parts of equal length, from [`Data::chunks`]. The last part may be shorter.
+#[derive(Clone, Debug)]
+pub struct Chunks<'a> {
+    rest: Data<'a>,
+    len: usize,
+}
+
+impl<'a> Chunks<'a> {
+    /// Returns `accept` of the next part. Advances only if that is `Some`.
+    pub fn next_if<T>(&mut self, accept: impl FnOnce(Data<'a>) -> Option<T>) -> Option<T> {
+        let mut after = self.clone();
+        let accepted = accept(after.next()?)?;
+        *self = after;
+        Some(accepted)
+    }
+
+    /// Length of a part. The last may be shorter.
+    #[must_use]
+    pub fn chunk_len(&self) -> usize {
+        self.len
+    }
+
+    /// Number of remaining parts.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        // Most messages are one packet, which needs no division.
+        if self.rest.len() <= self.len {
+            (!self.rest.is_empty()).into()
+        } else {
+            self.rest.len().div_ceil(self.len.max(1))
+        }
+    }
+
+    /// All remaining bytes.
+    #[must_use]
+    pub fn rest(&self) -> Data<'a> {
+        self.rest
+    }
+}
+
+impl<'a> Iterator for Chunks<'a> {
+    type Item = Data<'a>;
+
+    fn next(&mut self) -> Option<Data<'a>> {
+        let (chunk, after) = self.rest.split_at(self.len.min(self.rest.len)).filter(|(chunk, _)| !chunk.is_empty())?;
+        self.rest = after;
+        Some(chunk)
     }
 }
 
@@ -142,7 +188,13 @@ mod tests {
         for len in 1..=11 {
             let chunks: Vec<_> = data.chunks(len).map(Data::to_vec).collect();
             assert_eq!(chunks, bytes.chunks(len).map(<[u8]>::to_vec).collect::<Vec<_>>(), "{len}");
+            assert_eq!(data.chunks(len).remaining(), chunks.len());
         }
+        let mut chunks = data.chunks(4);
+        assert_eq!(chunks.next_if(|_| None::<()>), None);
+        assert_eq!(chunks.next_if(|chunk| chunk.to_array::<4>()), Some([0, 1, 2, 3]));
+        assert_eq!((chunks.rest().to_vec(), chunks.remaining()), (bytes[4..].to_vec(), 2));
+        assert_eq!(Data::from(&[]).chunks(4).remaining(), 0);
         assert_eq!((data.to_array::<10>().unwrap()[9], data.to_array::<9>()), (9, None));
     }
 }

@@ -1,7 +1,7 @@
 //! Packets and their headers.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 use super::fields::Reader;
 use super::icrc::ICRC;
@@ -72,7 +72,7 @@ const MAX_HEADER: usize = BTH_LEN + 8 + 28;
 impl<'a> Packet<'a> {
     /// Parses a packet that starts at the base transport header and ends with the invariant CRC.
     ///
-    /// The CRC is not checked. [`Icrc::matches`](super::Icrc::matches) checks it.
+    /// The CRC is not checked. [`IcrcSeed::matches`](super::IcrcSeed::matches) checks it.
     ///
     /// # Errors
     /// [`Malformed`] if the packet is damaged or does not follow the specification.
@@ -127,9 +127,47 @@ fn base(from: &mut Reader<'_>) -> Option<(u8, u8, u16)> {
 /// The destination queue pair of a packet that starts with these headers. `None` if its transport has no connections.
 #[must_use]
 pub fn connected_qp(headers: &[u8]) -> Option<u32> {
-    let [opcode, _, _, _, _, qp @ .., _, _, _, _] = headers.first_chunk::<12>()?;
+    let [opcode, _, _, _, _, qp @ .., _, _, _, _] = headers.first_chunk::<BTH_LEN>()?;
     let [high, middle, low] = *qp;
     Transport::is_connected(*opcode).then(|| u32::from_be_bytes([0, high, middle, low]))
+}
+
+/// Recognises the packets that continue a run by comparing headers.
+#[derive(Clone, Copy, Debug)]
+pub struct Following {
+    header: Header,
+    encoded: Encoded,
+    payload_len: usize,
+}
+
+impl Following {
+    /// The packets after `packet`. `None` if it is not in the middle of a message.
+    #[must_use]
+    pub fn after(packet: &Packet<'_>) -> Option<Following> {
+        let (header, payload_len) = (packet.header, packet.payload.len());
+        header.operation.is_middle().then(|| Following { header, encoded: header.encode(payload_len), payload_len })
+    }
+
+    /// Returns `datagram` as a packet if it is the next one. Call it until the first `None`.
+    ///
+    /// The CRC is not checked.
+    pub fn next<'a>(&mut self, datagram: Data<'a>) -> Option<Packet<'a>> {
+        self.header.psn = self.header.psn.add(1);
+        increment_psn(&mut self.encoded);
+        let (headers, rest) = datagram.split_at(BTH_LEN)?;
+        let (payload, end) = rest.split_at(self.payload_len)?;
+        let is_next = headers.to_array::<BTH_LEN>().is_some_and(|headers| headers == self.encoded[..]);
+        (is_next && end.len() == Header::padding(self.payload_len) + ICRC)
+            .then_some(Packet { header: self.header, payload })
+    }
+}
+
+/// Increments the PSN of a packet that starts with these headers.
+pub fn increment_psn(headers: &mut [u8]) {
+    if let Some([.., high, middle, low]) = headers.first_chunk_mut::<BTH_LEN>() {
+        let psn = Psn::new(u32::from_be_bytes([0, *high, *middle, *low])).add(1);
+        [_, *high, *middle, *low] = psn.get().to_be_bytes();
+    }
 }
 
 impl Header {
@@ -193,6 +231,12 @@ impl Deref for Encoded {
 
     fn deref(&self) -> &[u8] {
         &self.bytes[..self.len]
+    }
+}
+
+impl DerefMut for Encoded {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.len]
     }
 }
 

@@ -52,10 +52,6 @@ pub struct IcrcSeed {
     is_v4: bool,
 }
 
-/// Running computation of an invariant CRC.
-#[derive(Clone, Debug)]
-pub struct Icrc(Hasher);
-
 impl IcrcSeed {
     /// Hashes the headers of a path.
     #[must_use]
@@ -98,10 +94,8 @@ impl IcrcSeed {
 
     /// Starts the CRC of a packet of `len` bytes, including its CRC.
     ///
-    /// `identification` is the IPv4 identification. It is ignored for IPv6. The caller then adds the packet's bytes without the
-    /// CRC, starting with the complete base transport header.
-    #[must_use]
-    pub fn begin(&self, identification: u16, len: usize) -> Icrc {
+    /// `identification` is ignored for IPv6. The caller then hashes the packet without its CRC.
+    fn begin(&self, identification: u16, len: usize) -> Hasher {
         let udp_len = (UDP_HEADER + len) as u16;
         let lengths_and_identification = if self.is_v4 {
             let len = udp_len.wrapping_add(IPV4_HEADER as u16);
@@ -109,56 +103,49 @@ impl IcrcSeed {
         } else {
             difference(&V6_LENGTH, udp_len)
         };
-        let value = self.value ^ difference(&UDP_LENGTH, udp_len) ^ lengths_and_identification;
-        Icrc(Hasher::new_with_initial(value))
+        Hasher::new_with_initial(self.value ^ difference(&UDP_LENGTH, udp_len) ^ lengths_and_identification)
+    }
+
+    /// Writes the CRC to the last four bytes of a packet. `identification` is the IPv4 identification.
+    pub fn write(&self, identification: u16, packet: &mut [u8]) {
+        let computed = self.compute(identification, packet);
+        if let Some(icrc) = packet.last_chunk_mut::<ICRC>() {
+            *icrc = computed.to_le_bytes();
+        }
+    }
+
+    /// Computes the CRC of a packet whose last four bytes are reserved for it.
+    ///
+    /// Masks one byte during the computation, and restores it.
+    fn compute(&self, identification: u16, packet: &mut [u8]) -> u32 {
+        let mut hasher = self.begin(identification, packet.len());
+        let content = packet.len().saturating_sub(ICRC);
+        let content = &mut packet[..content];
+        // Hashing one slice is faster than hashing two.
+        let resv8a = content.get_mut(RESV8A).map(|byte| std::mem::replace(byte, 0xff));
+        hasher.update(content);
+        if let Some(resv8a) = resv8a {
+            content[RESV8A] = resv8a;
+        }
+        hasher.finalize()
     }
 
     /// Returns the IPv4 identification with which the packet's CRC matches, if there is one.
     ///
-    /// This is faster if the packet has the expected identification. For IPv6 it is always fast.
+    /// The expected identification is found fastest. IPv6 has none, so `expected` is returned. Masks one byte of the packet during
+    /// the computation, and restores it.
     #[must_use]
-    pub fn identify(&self, expected: u16, datagram: &[u8]) -> Option<u16> {
-        let (content, icrc) = datagram.split_last_chunk::<ICRC>()?;
-        let mut computed = self.begin(expected, datagram.len());
-        computed.headers(content);
-        let difference = computed.0.finalize() ^ u32::from_le_bytes(*icrc);
+    pub fn identify(&self, expected: u16, packet: &mut [u8]) -> Option<u16> {
+        let icrc = u32::from_le_bytes(*packet.last_chunk()?);
+        let content = packet.len() - ICRC;
+        let difference = self.compute(expected, packet) ^ icrc;
         if difference == 0 {
             return Some(expected);
         }
         if !self.is_v4 {
             return None;
         }
-        find_identification(difference, AFTER_IDENTIFICATION + content.len()).map(|found| found ^ expected)
-    }
-}
-
-impl Icrc {
-    /// Starts the CRC of a packet of `len` bytes. See [`IcrcSeed::begin`].
-    #[must_use]
-    pub fn new(path: &Path, identification: u16, len: usize) -> Self {
-        IcrcSeed::new(path).begin(identification, len)
-    }
-
-    /// Adds headers, starting with the base transport header.
-    pub fn headers(&mut self, headers: &[u8]) {
-        let Some((first, rest)) = headers.split_first_chunk::<{ RESV8A + 1 }>() else {
-            return self.0.update(headers);
-        };
-        let mut first = *first;
-        first[RESV8A] = 0xff;
-        self.0.update(&first);
-        self.0.update(rest);
-    }
-
-    /// Adds payload or padding.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// Returns the CRC in the byte order of the packet.
-    #[must_use]
-    pub fn finish(self) -> [u8; ICRC] {
-        self.0.finalize().to_le_bytes()
+        find_identification(difference, AFTER_IDENTIFICATION + content).map(|found| found ^ expected)
     }
 
     /// Whether the CRC of a packet matches.
@@ -166,8 +153,8 @@ impl Icrc {
     /// A UDP socket does not report the IPv4 identification. This library sends zero, but Linux numbers its own packets. So a
     /// packet matches if any identification makes the CRC match, and one of 2¹⁶ damaged packets passes. IPv6 has no identification.
     #[must_use]
-    pub fn matches(path: &Path, datagram: &[u8]) -> bool {
-        IcrcSeed::new(path).identify(0, datagram).is_some()
+    pub fn matches(&self, packet: &[u8]) -> bool {
+        self.identify(0, &mut packet.to_vec()).is_some()
     }
 }
 
@@ -288,11 +275,8 @@ mod tests {
         Path::V4 { source: Ipv4Addr::new(10, 0, 0, 1), dest: Ipv4Addr::new(10, 0, 0, 2), source_port: 49_152 };
 
     fn datagram(path: &Path, identification: u16, len: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..len - ICRC).map(|index| (index * 7) as u8).collect();
-        let mut icrc = Icrc::new(path, identification, len);
-        icrc.headers(&bytes[..12]);
-        icrc.update(&bytes[12..]);
-        bytes.extend(icrc.finish());
+        let mut bytes: Vec<u8> = (0..len).map(|index| (index * 7) as u8).collect();
+        IcrcSeed::new(path).write(identification, &mut bytes);
         bytes
     }
 
@@ -316,7 +300,8 @@ mod tests {
             let v6 = [&v6[..], &source.octets(), &dest.octets()].concat();
             for (path, ip) in [(PATH, v4), (six, v6)] {
                 let expected = crc32fast::hash(&[&[0xff; 8][..], &ip, &udp].concat()).to_le_bytes();
-                assert_eq!(Icrc::new(&path, identification as u16, len).finish(), expected, "{len} {identification}");
+                let computed = IcrcSeed::new(&path).begin(identification as u16, len).finalize();
+                assert_eq!(computed.to_le_bytes(), expected, "{len} {identification}");
             }
         }
     }
@@ -326,9 +311,9 @@ mod tests {
         for len in [16, 20, 60, 4112].into_iter().step_by(if cfg!(miri) { 2 } else { 1 }) {
             for identification in [0, 1, 0x1234, 0xff00, 0xffff] {
                 let whole = datagram(&PATH, identification, len);
-                assert!(Icrc::matches(&PATH, &whole), "{len} {identification:#x}");
+                assert!(IcrcSeed::new(&PATH).matches(&whole), "{len} {identification:#x}");
                 for expected in [0, identification, 0x8765] {
-                    assert_eq!(IcrcSeed::new(&PATH).identify(expected, &whole), Some(identification));
+                    assert_eq!(IcrcSeed::new(&PATH).identify(expected, &mut whole.clone()), Some(identification));
                 }
             }
         }
@@ -359,11 +344,11 @@ mod tests {
         for at in (0..whole.len()).filter(|at| *at != RESV8A).step_by(if cfg!(miri) { 8 } else { 1 }) {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x10;
-            assert!(!Icrc::matches(&PATH, &damaged), "{at}");
+            assert!(!IcrcSeed::new(&PATH).matches(&damaged), "{at}");
         }
         let mut routed = whole;
         routed[RESV8A] ^= 0xff;
-        assert!(Icrc::matches(&PATH, &routed), "the CRC must not cover bits that routers change");
+        assert!(IcrcSeed::new(&PATH).matches(&routed), "the CRC must not cover bits that routers change");
     }
 
     #[test]
@@ -371,17 +356,17 @@ mod tests {
         let whole = datagram(&PATH, 0, 100);
         let other =
             Path::V4 { source: Ipv4Addr::new(10, 0, 0, 3), dest: Ipv4Addr::new(10, 0, 0, 2), source_port: 49_152 };
-        assert!(!Icrc::matches(&other, &whole));
+        assert!(!IcrcSeed::new(&other).matches(&whole));
         let six = |source_port| Path::V6 { source: Ipv6Addr::LOCALHOST, dest: Ipv6Addr::LOCALHOST, source_port };
-        assert!(!Icrc::matches(&six(1), &whole));
-        assert!(Icrc::matches(&six(1), &datagram(&six(1), 7, 100)));
-        assert!(!Icrc::matches(&six(2), &datagram(&six(1), 0, 100)));
+        assert!(!IcrcSeed::new(&six(1)).matches(&whole));
+        assert!(IcrcSeed::new(&six(1)).matches(&datagram(&six(1), 7, 100)));
+        assert!(!IcrcSeed::new(&six(2)).matches(&datagram(&six(1), 0, 100)));
     }
 
     #[test]
     fn a_packet_that_is_too_short_does_not_match() {
         for len in 0..12 {
-            assert!(!Icrc::matches(&PATH, &vec![0; len]));
+            assert!(!IcrcSeed::new(&PATH).matches(&vec![0; len]));
         }
     }
 }

@@ -14,9 +14,9 @@ mod opcode;
 mod psn;
 mod syndrome;
 
-pub use data::Data;
-pub use header::{Encoded, Header, Malformed, Packet, connected_qp};
-pub use icrc::{ICRC, Icrc, IcrcSeed, Path};
+pub use data::{Chunks, Data};
+pub use header::{Encoded, Following, Header, Malformed, Packet, connected_qp, increment_psn};
+pub use icrc::{ICRC, IcrcSeed, Path};
 pub use opcode::{Atomic, Operation, RemoteRange, Trailer, Transport};
 pub use psn::Psn;
 pub use syndrome::{Ack, Nak, Syndrome};

@@ -264,6 +264,12 @@ impl Operation {
         }
     }
 
+    /// Whether the packet is in the middle of a message. It then has no extended headers.
+    #[must_use]
+    pub fn is_middle(&self) -> bool {
+        matches!(self, Operation::SendMiddle | Operation::WriteMiddle | Operation::ReadMiddle)
+    }
+
     /// Whether the packet is a response, which the requester of a connection handles.
     #[must_use]
     pub fn is_answer(&self) -> bool {

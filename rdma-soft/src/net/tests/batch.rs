@@ -29,9 +29,11 @@ impl Sent {
 fn sent_by(link: &Recorder, packets: &[Sent]) -> Vec<usize> {
     let mut outbox = Outbox::new(Faults::default());
     for (psn, packet) in (0..).zip(packets) {
-        let (headers, payload) = (packet.header(psn).encode(packet.len), payload(psn, packet.len));
+        let (mut headers, payload) = (packet.header(psn).encode(packet.len), payload(psn, packet.len));
         // SAFETY: the payload is valid.
-        unsafe { outbox.push(link, to(Recorder::PEER), &headers, &[part(&payload)], Time(0)) };
+        unsafe {
+            outbox.push(link, to(Recorder::PEER), Run::new(&mut headers, &[part(&payload)], payload.len(), 1), Time(0))
+        };
     }
     outbox.flush(link, Time(0));
     let places = link.segments().into_iter().flat_map(|count| 0..count as u16);
@@ -65,6 +67,27 @@ fn a_packet_whose_length_no_other_has_follows_longer_ones() {
     // The last packet would overtake the one before, of the same queue pair.
     assert_eq!(sent_by(&link, &[(1, 80), (2, 120), (2, 60), (2, 40)].map(of)), [0, 1, 2, 3]);
     assert_eq!(link.segments(), [1, 2, 1]);
+}
+
+#[test]
+fn a_run_fills_several_messages_and_batches() {
+    const COUNT: u32 = 200;
+    let link = Recorder::default();
+    let mut outbox = Outbox::new(Faults::default());
+    let payload = payload(0, LONG * COUNT as usize);
+    let first = Psn::new(0xff_fffe);
+    let mut headers = header(first.get(), LONG).encode(LONG);
+    let parts = [part(&payload)];
+    // SAFETY: the payload is valid.
+    unsafe { outbox.push(&link, to(Recorder::PEER), Run::new(&mut headers, &parts, LONG, COUNT), Time(0)) };
+    assert!(link.messages() > 0, "a full batch is sent");
+    outbox.flush(&link, Time(0));
+    assert_eq!(link.segments(), [62, 62, 62, 14]);
+    for ((at, packet), payload) in (0..).zip(link.packets()).zip(payload.chunks(LONG)) {
+        assert_eq!(link.identification(&packet), Some(at % 62));
+        let packet = Packet::parse(&*packet).unwrap();
+        assert_eq!((packet.header.psn, packet.payload.to_vec()), (first.add(at.into()), payload.to_vec()));
+    }
 }
 
 #[test]

@@ -24,9 +24,7 @@ fn sent(faults: &str) -> Vec<Option<u32>> {
 }
 
 fn push(outbox: &mut Outbox, link: &Recorder, psn: u32, now: Time) {
-    let payload = payload(psn, 100);
-    // SAFETY: the payload is valid.
-    unsafe { outbox.push(link, to(Recorder::PEER), &header(psn, 100).encode(100), &[part(&payload)], now) };
+    super::push(outbox, link, Recorder::PEER, psn, 100, now);
 }
 
 #[test]
@@ -95,10 +93,8 @@ fn a_reordered_packet_that_nothing_overtakes_is_sent_after_a_millisecond() {
 #[test]
 fn a_seed_alone_causes_no_faults() {
     let (link, mut outbox) = (Recorder::default(), Outbox::new(Faults { seed: 3, ..Faults::default() }));
-    let payload = payload(0, LONG);
     for _ in 0..2 {
-        // SAFETY: the payload is valid.
-        unsafe { outbox.push(&link, to(Recorder::PEER), &header(0, LONG).encode(LONG), &[part(&payload)], Time(0)) };
+        super::push(&mut outbox, &link, Recorder::PEER, 0, LONG, Time(0));
     }
     outbox.flush(&link, Time(0));
     assert!(link.supports_gso() && link.messages() == 1);

@@ -11,7 +11,7 @@ use crate::net::{Group, Inbox, Membership, Origin};
 /// Receives packets of a group until at least `count` have arrived and no more are queued.
 fn received(group: &Group, count: usize) -> Vec<(Origin, usize)> {
     let (mut packets, mut inbox, start) = (Vec::new(), Inbox::new(), Instant::now());
-    while inbox.receive_group(group, |origin, datagram| packets.push((origin, parse_checked(datagram).1)))
+    while inbox.receive_group(group, each_packet(|origin, datagram| packets.push((origin, parse_checked(datagram).1))))
         || packets.len() < count
     {
         assert!(start.elapsed() < Duration::from_secs(60), "{} of {count}", packets.len());
@@ -30,7 +30,9 @@ fn each_group_member_receives_a_message_once() {
     for class in [0, 0, 8] {
         let to = To { address, class };
         // SAFETY: the payload lives until the outbox is flushed.
-        unsafe { outbox.push(&from, to, &header(0, LONG).encode(LONG), &[part(&payload)], START) };
+        unsafe {
+            outbox.push(&from, to, Run::new(&mut header(0, LONG).encode(LONG), &[part(&payload)], LONG, 1), START)
+        };
     }
     outbox.flush(&from, START);
     for member in &members {

@@ -112,13 +112,7 @@ fn packets_that_are_about_to_be_sent_keep_the_ring() {
     assert_eq!(to.received(1), numbered(&[1]));
     from.send(other.address(), &[1], START);
     assert_eq!(other.received(1), numbered(&[1]));
-    let payload = payload(0, 1024);
-    let mut push = |to: IpAddr, psn| {
-        let headers = header(psn, payload.len()).encode(payload.len());
-        let payload = [part(&payload)];
-        // SAFETY: the payload is valid.
-        unsafe { from.outbox.push(&from.socket, self::to(to), &headers, &payload, START + 2 * INTERVAL) };
-    };
+    let mut push = |to: IpAddr, psn| push(&mut from.outbox, &from.socket, to, psn, 1024, START + 2 * INTERVAL);
     // The batch for the other peer is full, so the packet for this peer flushes it while the check is due.
     (0..300).for_each(|_| push(other.address(), 0));
     push(to.address(), 0);
@@ -126,7 +120,7 @@ fn packets_that_are_about_to_be_sent_keep_the_ring() {
     assert_eq!(to.received(1).len(), 1);
     let mut count = 0;
     for milliseconds in 1..1000 {
-        other.inbox.receive(&other.socket, |_, _| count += 1);
+        other.inbox.receive(&other.socket, each_packet(|_, _| count += 1));
         from.outbox.flush(&from.socket, START + 2 * INTERVAL + Duration::from_millis(milliseconds));
     }
     assert_eq!(count, 300);

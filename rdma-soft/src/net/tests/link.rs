@@ -53,7 +53,8 @@ impl Recorder {
     }
 
     pub(super) fn identification(&self, packet: &[u8]) -> Option<u16> {
-        IcrcSeed::new(&Path::V4 { source: ADDRESS, dest: PEER, source_port: UDP_PORT }).identify(0, packet)
+        IcrcSeed::new(&Path::V4 { source: ADDRESS, dest: PEER, source_port: UDP_PORT })
+            .identify(0, &mut packet.to_vec())
     }
 }
 
@@ -122,13 +123,9 @@ impl Link for Recorder {
 /// Sends packets of these lengths through `link`. Flushes once before `between` and once after it.
 fn sent_by(link: &Recorder, lens: &[usize], between: impl FnOnce(&mut Outbox)) {
     let mut outbox = Outbox::new(Faults::default());
-    let payloads: Vec<Vec<u8>> = (0..).zip(lens).map(|(psn, len)| payload(psn, *len)).collect();
-    for (psn, payload) in (0..).zip(&payloads) {
-        let headers = header(psn, payload.len()).encode(payload.len());
-        // SAFETY: the payload is valid.
-        unsafe { outbox.push(link, to(Recorder::PEER), &headers, &[part(payload)], Time(0)) };
+    for (psn, len) in (0..).zip(lens) {
+        push(&mut outbox, link, Recorder::PEER, psn, *len, Time(0));
     }
-    drop(payloads);
     outbox.flush(link, Time(0));
     between(&mut outbox);
     outbox.flush(link, Time(0));
@@ -184,11 +181,7 @@ fn packets_that_the_socket_refuses_are_sent_later_in_order() {
             outbox.flush(&link, Time(0));
             assert!(outbox.is_blocked());
             // Later packets wait as well.
-            let payload = payload(5, LONG);
-            // SAFETY: the payload is valid.
-            unsafe {
-                outbox.push(&link, to(Recorder::PEER), &header(5, LONG).encode(LONG), &[part(&payload)], Time(0))
-            };
+            push(outbox, &link, Recorder::PEER, 5, LONG, Time(0));
             outbox.flush(&link, Time(0));
             assert!(!outbox.is_blocked());
         });
@@ -228,12 +221,7 @@ fn without_gso_packets_are_sent_one_by_one() {
             assert_eq!(link.segments(), [1, 1, 1]);
             let identifications: Vec<_> = link.packets().iter().map(|packet| link.identification(packet)).collect();
             assert_eq!(identifications, [Some(0); 3]);
-            let payloads = [payload(3, LONG), payload(4, LONG)];
-            for (psn, payload) in (3..).zip(&payloads) {
-                let headers = header(psn, LONG).encode(LONG);
-                // SAFETY: the payload is valid.
-                unsafe { outbox.push(&link, to(Recorder::PEER), &headers, &[part(payload)], Time(0)) };
-            }
+            (3..5).for_each(|psn| push(outbox, &link, Recorder::PEER, psn, LONG, Time(0)));
             outbox.flush(&link, Time(0));
             assert_eq!(link.segments()[3..], later);
         });

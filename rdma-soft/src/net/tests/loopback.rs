@@ -8,14 +8,16 @@ use super::*;
 use crate::faults::Faults;
 use crate::net::socket::set;
 use crate::net::{Inbox, OpenError};
-use crate::wire::{ICRC, Icrc, Path, UDP_PORT};
+use crate::wire::{ICRC, IcrcSeed, Path, UDP_PORT};
 
 pub(super) const START: Time = Time(1_000_000);
 
 /// Receives packets until at least `count` have arrived and no more are queued. Returns their numbers and lengths.
 pub(super) fn received(inbox: &mut Inbox, socket: &Socket, count: usize) -> Vec<(u32, usize)> {
     let (mut packets, start) = (Vec::new(), Instant::now());
-    while inbox.receive(socket, |_, datagram| packets.push(parse_checked(datagram))) || packets.len() < count {
+    while inbox.receive(socket, each_packet(|_, datagram| packets.push(parse_checked(datagram))))
+        || packets.len() < count
+    {
         assert!(start.elapsed() < Duration::from_secs(60), "{} of {count}", packets.len());
     }
     packets
@@ -82,11 +84,43 @@ fn a_payload_may_have_several_parts() {
         let mut parts: Vec<_> = payload.chunks(size).map(part).collect();
         parts.insert(0, Part { address: std::ptr::null(), len: 0, is_exposed: true });
         // SAFETY: the payload is valid.
-        unsafe { outbox.push(&from, super::to(to.address()), &header(psn, LONG).encode(LONG), &parts, START) };
+        unsafe {
+            outbox.push(
+                &from,
+                super::to(to.address()),
+                Run::new(&mut header(psn, LONG).encode(LONG), &parts, LONG, 1),
+                START,
+            )
+        };
         count += 1;
     }
     outbox.flush(&from, START);
     assert_eq!(received(&mut inbox, &to, count), numbered(&[LONG; 6]));
+}
+
+/// Sends runs of packets, from parts whose lengths do not divide theirs, and checks what arrives.
+pub(super) fn send_runs(from: &Socket, to: &Socket, inbox: &mut Inbox, faults: Faults) {
+    let mut outbox = Outbox::new(faults);
+    for (len, count) in [(LONG, 1), (LONG, 2), (1, 70), (100, 100), (4096, 16), (4096, 100)] {
+        let data: Vec<u8> = (0..count).flat_map(|psn| payload(psn, len)).collect();
+        let mut parts: Vec<_> = data.chunks(len / 2 + 77).map(part).collect();
+        parts.insert(1, Part { address: std::ptr::null(), len: 0, is_exposed: false });
+        let mut headers = header(0, len).encode(len);
+        // SAFETY: the data is valid.
+        unsafe { outbox.push(from, super::to(to.address()), Run::new(&mut headers, &parts, len, count), START) };
+        // Packets that are delayed are sent by the second call.
+        outbox.flush(from, START);
+        outbox.flush(from, START + Duration::from_millis(1));
+        assert_eq!(received(inbox, to, count as usize), numbered(&vec![len; count as usize]));
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn the_packets_of_a_run_arrive_in_order() {
+    let Pair { from, to, mut inbox } = pair();
+    send_runs(&from, &to, &mut inbox, Faults::default());
+    send_runs(&from, &to, &mut inbox, Faults { delay: Duration::from_nanos(1), ..Faults::default() });
 }
 
 /// Opens a socket at `::1`, and locks the address.
@@ -130,10 +164,8 @@ fn an_ipv6_packet_without_a_udp_checksum_arrives() {
 
 /// Encodes packet `psn` with four bytes of payload.
 fn packet(path: &Path, psn: u32, identification: u16) -> Vec<u8> {
-    let mut packet = [&header(psn, 4).encode(4)[..], &payload(psn, 4)].concat();
-    let mut icrc = Icrc::new(path, identification, packet.len() + ICRC);
-    icrc.headers(&packet);
-    packet.extend(icrc.finish());
+    let mut packet = [&header(psn, 4).encode(4)[..], &payload(psn, 4), &[0; ICRC]].concat();
+    IcrcSeed::new(path).write(identification, &mut packet);
     packet
 }
 
@@ -154,15 +186,20 @@ fn packets_keep_their_traffic_class() {
         for class in classes {
             let to = To { address: socket.address(), class };
             // SAFETY: the payload is valid.
-            unsafe { outbox.push(&socket, to, &header(0, LONG).encode(LONG), &[part(&payload)], START) };
+            unsafe {
+                outbox.push(&socket, to, Run::new(&mut header(0, LONG).encode(LONG), &[part(&payload)], LONG, 1), START)
+            };
         }
         outbox.flush(&socket, START);
         let mut received = Vec::new();
-        while inbox.receive(&socket, |origin, datagram| {
-            parse_checked(datagram);
-            assert_eq!((origin.address, origin.hops), (socket.address(), 64));
-            received.push(origin.class);
-        }) {}
+        while inbox.receive(
+            &socket,
+            each_packet(|origin, datagram| {
+                parse_checked(datagram);
+                assert_eq!((origin.address, origin.hops), (socket.address(), 64));
+                received.push(origin.class);
+            }),
+        ) {}
         assert_eq!(received, classes);
     }
 }
@@ -195,12 +232,15 @@ fn a_peer_that_does_not_read_loses_packets_without_blocking_the_sender() {
     send(&mut outbox, &from, to.address(), &vec![4096; count], START);
     assert!(!outbox.is_blocked());
     let (mut received, mut last) = (0, None);
-    while inbox.receive(&to, |source, datagram| {
-        assert_eq!(source.address, from.address());
-        let (psn, _) = parse_checked(datagram);
-        assert!(last < Some(psn), "in order");
-        last = Some(psn);
-        received += 1;
-    }) {}
+    while inbox.receive(
+        &to,
+        each_packet(|source, datagram| {
+            assert_eq!(source.address, from.address());
+            let (psn, _) = parse_checked(datagram);
+            assert!(last < Some(psn), "in order");
+            last = Some(psn);
+            received += 1;
+        }),
+    ) {}
     assert!(received > 0 && received < count, "{received} of {count}");
 }

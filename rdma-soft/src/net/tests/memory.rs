@@ -52,7 +52,7 @@ fn a_packet_in_memory_has_its_class_and_comes_from_the_address_of_its_sender() {
         let mut outbox = Outbox::new(Faults::default());
         let destination = To { address: to.address(), class: CLASS };
         // SAFETY: there is no payload.
-        unsafe { outbox.push(&from, destination, &header(0, 0).encode(0), &[], START) };
+        unsafe { outbox.push(&from, destination, Run::new(&mut header(0, 0).encode(0), &[], 0, 1), START) };
         outbox.flush(&from, START);
         let mut origins = Vec::new();
         Inbox::new().receive(&to, |origin, _| origins.push(origin));
@@ -79,6 +79,6 @@ fn packets_in_memory_are_lost_if_too_many_wait() {
         send(&mut outbox, &from, to.address(), &[4096; 200], START);
     }
     let mut count = 0;
-    while inbox.receive(&to, |_, _| count += 1) {}
+    while inbox.receive(&to, each_packet(|_, _| count += 1)) {}
     assert!((1000..1600).contains(&count), "{count}");
 }

@@ -16,9 +16,10 @@ use std::net::IpAddr;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use super::{Outbox, Part, Socket, To};
+use super::socket::Link;
+use super::{Origin, Outbox, Part, Run, Socket, To};
 use crate::transport::Time;
-use crate::wire::{Ack, Data, Header, Operation, Packet, Psn, Syndrome, Transport};
+use crate::wire::{Ack, Chunks, Data, Header, Operation, Packet, Psn, Syndrome, Transport};
 
 /// Lock of the address `::1`, of which there is only one.
 static IPV6_LOOPBACK: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -73,6 +74,11 @@ fn parse_checked(datagram: Data<'_>) -> (u32, usize) {
     (psn, packet.payload.len())
 }
 
+/// Passes on packets one by one.
+fn each_packet(mut each: impl FnMut(Origin, Data<'_>)) -> impl FnMut(Origin, Chunks<'_>) {
+    move |origin, packets| packets.for_each(|packet| each(origin, packet))
+}
+
 /// Sends packets of these lengths, numbered from zero.
 fn send(outbox: &mut Outbox, socket: &Socket, to: IpAddr, lens: &[usize], now: Time) {
     for (psn, len) in (0..).zip(lens) {
@@ -82,10 +88,11 @@ fn send(outbox: &mut Outbox, socket: &Socket, to: IpAddr, lens: &[usize], now: T
 }
 
 /// Adds a packet without flushing.
-fn push(outbox: &mut Outbox, socket: &Socket, to: IpAddr, psn: u32, len: usize, now: Time) {
+fn push(outbox: &mut Outbox, link: &impl Link, to: IpAddr, psn: u32, len: usize, now: Time) {
     let payload = payload(psn, len);
+    let (mut headers, parts) = (header(psn, len).encode(len), [part(&payload)]);
     // SAFETY: the payload is valid during the call, which copies it.
-    unsafe { outbox.push(socket, self::to(to), &header(psn, len).encode(len), &[part(&payload)], now) };
+    unsafe { outbox.push(link, self::to(to), Run::new(&mut headers, &parts, len, 1), now) };
 }
 
 /// Locked for writing while a process is started.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use super::loopback::{START, numbered, received};
+use super::loopback::{START, numbered, received, send_runs};
 use super::*;
 use crate::faults::Faults;
 use crate::net::shm::Shm;
@@ -34,12 +34,36 @@ pub(super) fn is_woken(socket: &Socket) -> bool {
 fn all_received(inbox: &mut Inbox, to: &Socket, outbox: &mut Outbox, from: &Socket, count: usize) -> Vec<(u32, usize)> {
     let (mut packets, mut now) = (Vec::new(), START);
     while packets.len() < count {
-        inbox.receive(to, |_, datagram| packets.push(parse_checked(datagram)));
+        inbox.receive(to, each_packet(|_, datagram| packets.push(parse_checked(datagram))));
         now = now + Duration::from_millis(1);
         outbox.flush(from, now);
         assert!(now < START + Duration::from_secs(10), "{} of {count}", packets.len());
     }
     packets
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn the_packets_of_a_run_arrive_in_order_through_memory() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    send_runs(&from, &to, &mut inbox, Faults::default());
+    assert_eq!(inbox.shm_peers(), 1);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_run_that_exceeds_the_ring_waits_in_order() {
+    const COUNT: u32 = 600;
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    let data: Vec<u8> = (0..COUNT).flat_map(|psn| payload(psn, 4096)).collect();
+    let (mut headers, parts) = (header(0, 4096).encode(4096), [part(&data)]);
+    let run = Run::new(&mut headers, &parts, 4096, COUNT);
+    // SAFETY: the data is valid.
+    unsafe { outbox.push(&from, super::to(to.address()), run, START) };
+    assert!(outbox.is_blocked_for(&to.address()));
+    let lens = [4096; COUNT as usize];
+    assert_eq!(all_received(&mut inbox, &to, &mut outbox, &from, lens.len()), numbered(&lens));
 }
 
 #[test]
@@ -65,7 +89,7 @@ fn a_peer_that_has_made_room_wakes_a_sender_that_sleeps() {
     let lens = vec![4096; 300];
     send(&mut outbox, &from, to.address(), &lens, START);
     let mut arrived = Vec::new();
-    let mut receive = || inbox.receive(&to, |_, datagram| arrived.push(parse_checked(datagram)));
+    let mut receive = || inbox.receive(&to, each_packet(|_, datagram| arrived.push(parse_checked(datagram))));
     for is_readable in [true, false] {
         assert!(outbox.is_blocked_for(&to.address()) && outbox.arm_wakeup() && !is_woken(&from));
         while !is_woken(&from) {
@@ -113,7 +137,7 @@ fn a_peer_that_connects_while_another_one_wakes_the_receiver_is_accepted() {
     send(&mut others, &other, to.address(), &[64], START);
     let mut arrived = 0;
     while is_woken(&to) {
-        inbox.receive_readable(&to, Readable { udp: false, shm: true }, |_, _| arrived += 1);
+        inbox.receive_readable(&to, Readable { udp: false, shm: true }, each_packet(|_, _| arrived += 1));
         inbox.arm_wakeup();
     }
     assert_eq!((arrived, inbox.shm_peers()), (1, 2));
@@ -140,10 +164,13 @@ fn a_stalled_peer_delays_no_other_and_loses_packets_after_the_timeout() {
     assert!(outbox.wake_at().unwrap() > late + Duration::from_secs(1), "nothing is to be retried");
 
     let mut count = 0;
-    while inbox.receive(&stopped, |_, datagram| {
-        assert_eq!(parse_checked(datagram).0, count);
-        count += 1;
-    }) {}
+    while inbox.receive(
+        &stopped,
+        each_packet(|_, datagram| {
+            assert_eq!(parse_checked(datagram).0, count);
+            count += 1;
+        }),
+    ) {}
     assert!((100..6000).contains(&count), "{count}");
     send(&mut outbox, &from, stopped.address(), &vec![4096; 6000], late);
     assert!(outbox.is_blocked_for(&stopped.address()), "the peer accepts packets again");
@@ -196,11 +223,14 @@ fn faults_apply_to_shared_memory() {
     send(&mut outbox, &from, to.address(), &[100; 1000], START);
     assert_eq!(udp_bytes(&to), 0);
     let (mut received_packets, mut now) = (0, START);
-    while inbox.receive(&to, |_, datagram| {
-        // Damage to the byte that routers may change is not detected.
-        assert!(Packet::parse(datagram).is_ok());
-        received_packets += 1;
-    }) || outbox.is_blocked_for(&to.address())
+    while inbox.receive(
+        &to,
+        each_packet(|_, datagram| {
+            // Damage to the byte that routers may change is not detected.
+            assert!(Packet::parse(datagram).is_ok());
+            received_packets += 1;
+        }),
+    ) || outbox.is_blocked_for(&to.address())
     {
         now = now + Duration::from_millis(1);
         outbox.flush(&from, now);
@@ -295,10 +325,10 @@ fn only_readable_sources_are_received_from() {
     let shm = Readable { udp: false, shm: true };
     let mut count = 0;
     // The peer connects, and then sends packets.
-    assert!(!inbox.receive_readable(&to, shm, |_, _| count += 1));
+    assert!(!inbox.receive_readable(&to, shm, each_packet(|_, _| count += 1)));
     send(&mut outbox, &from, to.address(), &[1], START);
-    assert!(!inbox.receive_readable(&to, Readable { udp: true, shm: false }, |_, _| count += 1));
-    assert!(inbox.receive_readable(&to, shm, |_, _| count += 1) && !inbox.is_drained());
+    assert!(!inbox.receive_readable(&to, Readable { udp: true, shm: false }, each_packet(|_, _| count += 1)));
+    assert!(inbox.receive_readable(&to, shm, each_packet(|_, _| count += 1)) && !inbox.is_drained());
     assert_eq!(count, 1);
 }
 
@@ -384,7 +414,7 @@ fn peers_are_served_in_turn() {
     let (mut received_packets, mut rounds) = (Vec::new(), 0);
     while received_packets.len() < senders.len() * EACH {
         let before = received_packets.len();
-        inbox.receive(&to, |origin, _| received_packets.push(origin.address));
+        inbox.receive(&to, each_packet(|origin, _| received_packets.push(origin.address)));
         rounds += 1;
         assert!(
             received_packets.len() - before <= 64 && rounds < 100,
