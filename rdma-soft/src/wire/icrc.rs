@@ -45,7 +45,7 @@ pub enum Path {
 
 /// CRC of the IP and UDP headers of a path, with lengths and identification zero.
 ///
-/// CRCs are linear, so [`IcrcSeed::begin`] adds the lengths and the identification by XOR.
+/// CRCs are linear, so the lengths and the identification of a packet are added by XOR.
 #[derive(Clone, Copy, Debug)]
 pub struct IcrcSeed {
     value: u32,
