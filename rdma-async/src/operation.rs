@@ -47,7 +47,7 @@ pub struct OwnedOperation<S: Sharing, R: Request> {
 
 /// How far an operation is.
 struct Progress<R> {
-    /// `drop` handles what is left. Each step is taken out before another is stored.
+    /// A step is taken out before the next one is stored. `drop` handles the last.
     step: ManuallyDrop<Step<R>>,
 }
 

@@ -300,18 +300,18 @@ impl Qp {
         }
     }
 
-    /// Transmits up to `most` more packets of the run that `last` starts. Returns their number.
+    /// Transmits up to `most` more packets of the run that `first` starts. Returns their number.
     #[inline]
-    pub(crate) fn extend_run(&mut self, last: &Outgoing, most: u32, shared: &mut Shared) -> u32 {
-        if !last.operation.is_middle() {
+    pub(crate) fn extend_run(&mut self, first: &Outgoing, most: u32, shared: &mut Shared) -> u32 {
+        if !first.operation.is_middle() {
             return 0;
         }
         let (machine, host) = self.split(shared);
         match machine {
-            Machine::Reliable { responder, .. } if last.operation.is_answer() => {
-                responder.extend_run(last, most, &host)
+            Machine::Reliable { responder, .. } if first.operation.is_answer() => {
+                responder.extend_run(first, most, &host)
             }
-            Machine::Reliable { requester: Some(requester), .. } => requester.extend_run(last, most),
+            Machine::Reliable { requester: Some(requester), .. } => requester.extend_run(first, most),
             _ => 0,
         }
     }

@@ -60,7 +60,8 @@ impl<'a> Run<'a> {
         while let Some((first, rest)) = self.payload.split_first().filter(|_| at < end) {
             let len = (first.len - self.copied).min(end - at);
             if len > 0 {
-                // SAFETY: this is a range of the part, and the packet has room for it. The caller promises the rest.
+                // SAFETY: `copied + len` is at most the length of the part, and `at + len` is at most `end`, within the packet. The
+                // caller promises the rest.
                 unsafe { Part { address: first.address.add(self.copied), len, ..*first }.copy_to(to.add(at)) };
             }
             (at, self.copied) = (at + len, self.copied + len);
@@ -68,7 +69,7 @@ impl<'a> Run<'a> {
                 (self.payload, self.copied) = (rest, 0);
             }
         }
-        // SAFETY: the packet ends there.
+        // SAFETY: `at` is not beyond `end`, which is within the packet. Exactly the rest of its `packet_len` bytes is written.
         unsafe {
             match self.packet_len - at {
                 // Without padding. A constant length avoids a call of `memset`.

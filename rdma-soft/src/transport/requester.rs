@@ -332,14 +332,14 @@ impl Requester {
         Some(outgoing)
     }
 
-    /// Transmits up to `most` more packets of the run that `last` starts. Returns their number.
+    /// Transmits up to `most` more packets of the run that `first` starts. Returns their number.
     ///
-    /// `last` is the packet that was just transmitted. The others have the next PSNs and the next parts of the data, and request
+    /// `first` is the packet that was just transmitted. The others have the next PSNs and the next parts of the data, and request
     /// no ACK.
-    pub fn extend_run(&mut self, last: &Outgoing, most: u32) -> u32 {
+    pub fn extend_run(&mut self, first: &Outgoing, most: u32) -> u32 {
         let Some(wqe) = self.work.get(self.next_wqe) else { return 0 };
         let (at, psn) = (self.sent_packets, wqe.psn.add(self.sent_packets));
-        if !last.operation.is_middle() || last.ack_request || last.psn.add(1) != psn {
+        if !first.operation.is_middle() || first.ack_request || first.psn.add(1) != psn {
             return 0;
         }
         // A run ends before the last packet of the message, before one that requests an ACK, and before the end of the window.

@@ -538,10 +538,11 @@ impl Responder {
         }
     }
 
-    /// Like [`Requester::extend_run`](super::Requester::extend_run), for a read response. The memory of all packets is checked.
-    pub fn extend_run(&mut self, last: &Outgoing, most: u32, host: &impl Host) -> u32 {
+    /// Like [`Requester::extend_run`](super::Requester::extend_run), for a read response. Returns 0 if its memory is inaccessible.
+    pub fn extend_run(&mut self, first: &Outgoing, most: u32, host: &impl Host) -> u32 {
         let Some(Response::Read { psn, range, at, .. }) = self.responses.front_mut() else { return 0 };
-        let (Operation::ReadMiddle, Payload::Remote { place, len: mtu @ 1.. }) = (last.operation, last.payload) else {
+        let (Operation::ReadMiddle, Payload::Remote { place, len: mtu @ 1.. }) = (first.operation, first.payload)
+        else {
             return 0;
         };
         // The run ends before the last packet of the response.
@@ -549,7 +550,7 @@ impl Responder {
         let part =
             RemoteRange { address: range.address.wrapping_add(u64::from(*at)), rkey: range.rkey, len: count * mtu };
         let follows = |opened: Place| opened.0 == place.0 + u64::from(mtu);
-        if last.psn.add(1) != *psn || count == 0 || !host.open(&part, Access::Read).is_some_and(follows) {
+        if first.psn.add(1) != *psn || count == 0 || !host.open(&part, Access::Read).is_some_and(follows) {
             return 0;
         }
         (*psn, *at) = (psn.add(count), *at + part.len);

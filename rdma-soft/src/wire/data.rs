@@ -53,7 +53,7 @@ impl<'a> Data<'a> {
         unsafe { Some((Data { len: at, ..self }, Data { start: self.start.add(at), len: after, ..self })) }
     }
 
-    /// Parts of `len` bytes, the last perhaps shorter.
+    /// Parts of `len` bytes, the last perhaps shorter. `len` is at least 1.
     #[must_use]
     pub fn chunks(self, len: usize) -> Chunks<'a> {
         Chunks { rest: self, len }

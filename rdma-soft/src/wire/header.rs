@@ -162,7 +162,7 @@ impl Following {
     }
 }
 
-/// Increments the PSN of a packet that starts with these headers.
+/// Increments the PSN of a packet that starts with these headers. Does nothing if they are shorter than a base transport header.
 pub fn increment_psn(headers: &mut [u8]) {
     if let Some([.., high, middle, low]) = headers.first_chunk_mut::<BTH_LEN>() {
         let psn = Psn::new(u32::from_be_bytes([0, *high, *middle, *low])).add(1);

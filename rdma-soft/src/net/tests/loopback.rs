@@ -98,7 +98,7 @@ fn a_payload_may_have_several_parts() {
     assert_eq!(received(&mut inbox, &to, count), numbered(&[LONG; 6]));
 }
 
-/// Sends runs of packets, from parts whose lengths do not divide theirs, and checks what arrives.
+/// Sends runs of packets, and checks what arrives. Most parts of a payload end in the middle of a packet.
 pub(super) fn send_runs(from: &Socket, to: &Socket, inbox: &mut Inbox, faults: Faults) {
     let mut outbox = Outbox::new(faults);
     for (len, count) in [(LONG, 1), (LONG, 2), (1, 70), (100, 100), (4096, 16), (4096, 100)] {
